@@ -1,8 +1,6 @@
 """A pipeline of torch's own takes turns with the plans that `baechi compare` measures, and computes the same."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,14 +8,15 @@ import pytest
 from baechi_ext.errors import OptionError
 from baechi_runtime.models.registry import MODELS
 from benchmarks.pipelining import NAME, NO_STAGES, main
+from tests.runtime import forked
 
 
 def test_a_pipeline_beside_a_plan(tmp_path: Path) -> None:
     """The losses are those of two steps, so the second tells that both stages were trained; the model has neither BatchNorm nor dropout."""
     file, flags = tmp_path / "found.json", ["--model_name=alexnet", "--batch_size=4", "--image_size=63", "--dropout=0"]
     flags += ["--num_steps=2", "--comm_cost_coeffs=0.0001,10", "--device_speeds=1"]
-    command = [sys.executable, "-m", "benchmarks.pipelining", f"--out={file}", "--", *flags, "--placement_methods=contiguous"]
-    subprocess.run(command, check=True, timeout=300)
+    done = forked.python("-m", "benchmarks.pipelining", f"--out={file}", "--", *flags, "--placement_methods=contiguous")
+    assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
     assert found["losses"][NAME] == pytest.approx(found["losses"]["eager"], rel=1e-5)
     assert found["losses"]["eager"][0] != pytest.approx(found["losses"]["eager"][1], rel=1e-4)

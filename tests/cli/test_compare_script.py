@@ -79,7 +79,7 @@ def test_paths_are_of_where_the_command_runs_and_an_earlier_comparison_goes(
 
 def test_parts_of_a_scripts_batch_are_compared_beside_the_whole(run: Run, script: Path, tmp_path: Path) -> None:
     """With BatchNorm where it may normalise each part by itself; otherwise the row says why not."""
-    flags = ["--placement_methods=auto", "--time_limit=1", "--num_steps=3", "--comm_cost_coeffs=0.001,50", "--microbatches=2", "--json"]
+    flags = ["--placement_methods=auto", "--time_limit=0.2", "--num_steps=3", "--comm_cost_coeffs=0.001,50", "--microbatches=2", "--json"]
     code, out, err = run("compare", *flags, "--batch_norm=per_part", f"--out={tmp_path / 'c'}", script)
     assert code == 0, err
     rows = {row["method"]: row for row in json.loads(out[out.index("{") :])["methods"]}

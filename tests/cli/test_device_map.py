@@ -46,7 +46,7 @@ def test_pins_hold(run: Run, graph: Path, tmp_path: Path, method: str) -> None:
     other = write(tmp_path / "expert.json", {"*": 0})
     flags = (f"--expert_file={other}",) if method == "expert" else ()
     pins = ("--pin=a.1=1", "--pin", "b.?=0")
-    code, _, said = run("place", graph, *CLUSTER, f"--placement_method={method}", *flags, *pins, "--time_limit=2", "--out", out)
+    code, _, said = run("place", graph, *CLUSTER, f"--placement_method={method}", *flags, *pins, "--time_limit=0.3", "--out", out)
     assert (code, "error" in said) == (0, False)
     found = devices_of(graph, out)
     assert (found["a.1"], found["update.a.1.weight"], found["b.0"], found["b.1"]) == (1, 1, 0, 0)

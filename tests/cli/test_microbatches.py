@@ -12,7 +12,7 @@ from tests.runtime.trainings import GPT2
 
 Run = Callable[..., tuple[int, str, str]]
 LINK = "--comm_cost_coeffs=0.001,50"
-QUICK = ("--num_steps=2", "--time_limit=1", LINK)
+QUICK = ("--num_steps=2", "--time_limit=0.2", LINK)
 TOWERS = ("--model_name=wide_towers", "--image_size=8", "--batch_size=4")
 
 
@@ -60,7 +60,7 @@ def test_a_training_that_goes_on_keeps_its_parts(run: Run, tmp_path: Path) -> No
     code, out, err = run(*begun, "--train_steps=2", f"--checkpoint={tmp_path}")
     assert code == 0, err
     resumed = (f"--checkpoint={tmp_path}", "--resume", "--num_devices=3")
-    code, again, err = run("train", *GPT2, LINK, "--json", "--time_limit=1", "--train_steps=3", *resumed)
+    code, again, err = run("train", *GPT2, LINK, "--json", "--time_limit=0.2", "--train_steps=3", *resumed)
     assert code == 0, err
     code, again, err = run(*begun[:-1], "--train_steps=4", *resumed)  # a method that splits nothing by itself
     assert code == 0, err

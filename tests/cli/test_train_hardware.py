@@ -15,7 +15,7 @@ from baechi_ext.simulate.one_device import one_device_timeline
 from tests.cli.files import ROOT, write
 
 Run = Callable[..., tuple[int, str, str]]
-SMALL = ("--model_name=alexnet", "--batch_size=4", "--image_size=64", "--time_limit=1")
+SMALL = ("--model_name=alexnet", "--batch_size=4", "--image_size=64", "--time_limit=0.2")
 H100 = HARDWARE["h100"]
 
 
@@ -49,7 +49,8 @@ def test_a_graph_with_counts_is_placed_for_other_hardware(planned: Path, tmp_pat
     expected = sum(op.compute_us * a100.roofline_us(op) / H100.roofline_us(op) for op in graph.ops)
     assert (code, found["predicted_step_us"]) == (0, pytest.approx(expected))
     assert found["elsewhere"]["step_range_us"] == pytest.approx([expected * SCALED.low, expected * SCALED.high])
-    code, out, _ = run("place", us, "--hardware=a100", "--num_devices=2", "--device_memory=1GB", "--comm_cost_coeffs=1,1", "--time_limit=1")
+    flags = ("--num_devices=2", "--device_memory=1GB", "--comm_cost_coeffs=1,1", "--time_limit=0.2")
+    code, out, _ = run("place", us, "--hardware=a100", *flags)
     assert code == 0
     for said in (
         "planned for     2 x a100, not run",
@@ -63,7 +64,7 @@ def test_a_graph_with_counts_is_placed_for_other_hardware(planned: Path, tmp_pat
 def test_whether_to_split_is_said(planned: Path, run: Run) -> None:
     graph = planned / "graph.json"
     held = one_device_timeline(OpGraph.load(graph)).peak_memory_bytes[0]
-    dear = ("--comm_cost_coeffs=1,1000", "--time_limit=1")
+    dear = ("--comm_cost_coeffs=1,1000", "--time_limit=0.2")
     verdicts = [
         json.loads(run("place", graph, "--hardware=h100", "--num_devices=2", *dear, *more, "--json")[1])["elsewhere"]["verdict"]
         for more in ((), (f"--device_memory={int(held * 0.9)}",))

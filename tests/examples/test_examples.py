@@ -13,6 +13,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.runtime import forked
 from tests.test_layers import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -21,10 +22,8 @@ needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is 
 
 
 def run(folder: Path, *words: object) -> str:
-    """The output of a Python command in a folder, with this checkout's packages and one thread."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    """The output of a Python command in a folder."""
+    done = forked.python(*map(str, words), folder=folder, framework="tensorflow" if "tensorflow" in str(words[0]) else "torch")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -130,7 +129,7 @@ def test_every_example_says_what_it_shows_and_is_tried(path: Path) -> None:
     assert f'"{path.name}"' in Path(__file__).read_text(encoding="utf-8")
 
 
-def test_the_framework_free_examples_need_no_framework(tmp_path: Path) -> None:
+def test_the_framework_free_examples_need_no_framework() -> None:
     for name in ("custom_placer", "shard_network"):
-        loading = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); import {name}"
-        assert run(tmp_path, "-c", f"{loading}; print(sorted({{'torch', 'tensorflow'}} & set(sys.modules)))") == "[]\n"
+        code = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); import {name}; print({{'torch', 'tensorflow'}} & set(sys.modules))"
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -27,23 +27,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from baechi_ext.ir import Cluster
 from baechi_runtime.host.die_with_parent import die_with_parent
+from tests.runtime.warm import warm_up
 
 LONGEST_MESSAGE = 2**20
 NUMBER = struct.Struct("i")
-IMPORTED = {
-    "torch": (
-        "torch._functorch.aot_autograd",
-        "torch.distributed.launcher.api",
-        "baechi_runtime.torch.backend",
-        "baechi_runtime.torch.calls.comparing",
-        "baechi_runtime.torch.calls.script",
-        "baechi_runtime.sharding.training",
-    ),
-    "tensorflow": ("baechi_runtime.tensorflow.backend", "baechi_runtime.tensorflow.calls.script"),
-}
-OF_BOTH = ("baechi_runtime.cli.main", "baechi_runtime.drivers.comparing", "baechi_runtime.drivers.training")
 
 
 class Fork(subprocess.Popen):
@@ -128,29 +116,9 @@ def attend(command: Sequence[str], environment: Mapping[str, str], folder: str, 
     os.write(told, NUMBER.pack(process.wait()))
 
 
-def plan_a_step() -> None:
-    """Captures and places a small step: processes then have what the first one of each sets up, compiled kernels among it."""
-    from torch.random import fork_rng
-
-    from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
-    from baechi_runtime.drivers.pipeline import PlanRequest, plan
-    from baechi_runtime.models.registry import ModelOptions, make_step
-    from baechi_runtime.models.training_step import optimizer_spec
-
-    with fork_rng():
-        step = make_step("wide_towers", ModelOptions(batch_size=2, image_size=8), optimizer_spec("adam", 0.001))
-        graph, _ = capture_joint(step.module, step.inputs, CaptureOptions("adam", 1), step.name)
-    plan(graph, Cluster.uniform(2), PlanRequest(method="m_etf"))
-
-
 def main(descriptor: int, framework: str) -> None:
-    for name in (*OF_BOTH, *IMPORTED[framework]):
-        importlib.import_module(name)
+    warm_up(framework)
     if framework == "torch":
-        torch = importlib.import_module("torch")
-        torch.compiler.reset()  # imports TorchDynamo
-        if torch.version.cuda is None:  # a build for CUDA starts autograd's threads for GPUs in captures, without which forks can't go on
-            plan_a_step()
         importlib.import_module("baechi_runtime.torch.processes.launch").subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": Fork})
         importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler").Popen = Fork
     gc.collect()

@@ -99,6 +99,11 @@ def run(*flags: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(flags, *finish(start(*flags, folder=folder)))
 
 
+def python(*words: str, folder: Path = ROOT, framework: str = "torch") -> subprocess.CompletedProcess[str]:
+    """`python WORDS`, ended: -m and a module, or a script."""
+    return subprocess.CompletedProcess(words, *finish(Forked(words, os.environ, framework, folder)))
+
+
 def output(*flags: str, folder: Path = ROOT) -> str:
     """The output of `python -m baechi_ext FLAGS`, which ends well."""
     done = run(*flags, folder=folder)

@@ -21,12 +21,14 @@ from typing import Any, TextIO
 import torch.distributed as dist
 
 from baechi_runtime.torch.processes import environment
+from tests.runtime.warm import warm_up
 from tests.runtime.workers import threads_of_a_group
 
 Work = Callable[[], int | None]
 
 
 def main() -> None:
+    warm_up("torch")
     for line in sys.stdin:
         module, count, *arguments = json.loads(line)
         work = importlib.import_module(module).prepared(count, *arguments)

@@ -9,6 +9,7 @@ sharded.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partialmethod
 from typing import NoReturn
 
 from baechi_ext.errors import ShardError
@@ -16,6 +17,10 @@ from baechi_runtime.cli.main import main
 from baechi_runtime.drivers import comparing, ranking
 from baechi_runtime.sharding import ranked
 from baechi_runtime.sharding.strategies import DATA_PARALLEL, predicted
+from baechi_runtime.torch.processes.executor import ProcessExecutor
+
+FEW_BYTES = (4, 65536)
+"""Sizes of tensors by which the link is probed."""
 
 
 def unsplittable(*_: object) -> NoReturn:
@@ -31,6 +36,7 @@ def prepared(_: int, engine: str, *command_line: str) -> Callable[[], int]:
         ranking.IN_REACH = comparing.IN_REACH = 1e9
         ranking.LEAST_GAIN = 1.0 if name == "none" else -1e9
         ranking.is_near_least = comparing.is_near_least = lambda placement, cluster: False
+        ProcessExecutor.probe_link = partialmethod(ProcessExecutor.probe_link, sizes=FEW_BYTES)
         ranked.TITLES = {name: ranked.TITLES[name]} if name in ranked.TITLES else ranked.TITLES
         if further == "unsplittable":
             ranked.search = unsplittable

@@ -3,8 +3,6 @@
 import contextlib
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -21,6 +19,7 @@ from baechi_ext.ir.op_graph import PHASES
 from baechi_ext.simulate import simulate
 from baechi_runtime.report.palette import DEVICES
 from tests.build import cluster_of, graph_of
+from tests.runtime import forked
 from tests.test_layers import ROOT
 
 GRAPH = ROOT / "baechi_ext" / "datasets" / "graphs" / "nmt" / "graph_00.json.gz"
@@ -49,9 +48,7 @@ def run(graph: baechi_ext.OpGraph) -> baechi_ext.Run:
 
 def commanded(*words: object) -> dict:
     """The JSON that a command prints."""
-    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}", "PATH": ""}
-    command = [sys.executable, "-m", "baechi_ext", *map(str, words), "--json"]
-    return json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    return json.loads(forked.output(*map(str, words), "--json"))
 
 
 # A graph

@@ -160,7 +160,7 @@ def test_the_methods_of_a_script_are_compared_on_worker_processes(tmp_path: Path
     script, folder = tmp_path / "train.py", tmp_path / "c"
     script.write_text(COMPARED)
     flags = ["--workers=process", "--placement_methods=m_topo,random,expert,auto", "--num_steps=3", "--comm_cost_coeffs=0.001,50", "--json"]
-    flags += ["--time_limit=1", "--microbatches=2", "--batch_norm=per_part"]
+    flags += ["--time_limit=0.2", "--microbatches=2", "--batch_norm=per_part"]
     out = workers.run(BAECHI, 2, "compare", *flags, "--timeout=120", f"--out={folder}", str(script))
     said, found = out[: out.index("{")], json.loads(out[out.index("{") :])
     assert said == "as before True\n"

@@ -309,7 +309,7 @@ for step in range(3):
 """
 
 
-FLAGS = ("train", "--time_limit=1", "--keep_placed", "--no_cache", "--comm_cost_coeffs=0.00001,5", "--microbatches=auto", "--json")
+FLAGS = ("train", "--time_limit=0.2", "--keep_placed", "--no_cache", "--comm_cost_coeffs=0.00001,5", "--microbatches=auto", "--json")
 
 
 @pytest.mark.parametrize("several", [False, True])

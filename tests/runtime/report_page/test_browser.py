@@ -1,13 +1,12 @@
 """The page of a run in a real browser: it opens, draws every panel, answers clicks and keys, and asks nobody for anything."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from baechi_runtime.report.page.writing import write_page
+from tests.runtime import forked
 from tests.runtime.report_page.pages import Page, needs_browser
 from tests.runtime.report_page.runs import ENDING, HOSTILE, parted, towers, write_plan, write_run
 
@@ -37,9 +36,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     path, out = folder / "gan.py", folder / "script"
     path.write_text((ROOT / "tests/runtime/scripts/gan.py").read_text().replace("range(5)", "range(200)"))
-    command = [sys.executable, "-m", "baechi_ext", "train", "--placement_method=random", f"--out={out}", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    forked.output("train", "--placement_method=random", f"--out={out}", str(path))
     return out
 
 

@@ -26,7 +26,7 @@ from tests.runtime.workers import only_error
 SIZES = {"batch_size": 4, "vocab_size": 60, "max_seq_length": 6, "num_layers": 2, "d_model": 32, "num_heads": 4}
 GPT2 = ["--model_name=gpt2", "--dropout=0", *(f"--{name}={size}" for name, size in SIZES.items())]
 TOWERS = ["--model_name=wide_towers", "--batch_size=4", "--image_size=16"]
-TRAIN = ["train", "--workers=process", "--num_devices=2", "--time_limit=0.5", "--num_steps=2", "--json"]
+TRAIN = ["train", "--workers=process", "--num_devices=2", "--time_limit=0.1", "--num_steps=2", "--json"]
 
 
 def notes_of(report: dict[str, object], *parts: str) -> list[str]:

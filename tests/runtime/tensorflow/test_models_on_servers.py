@@ -74,7 +74,7 @@ def _model(servers: Servers, name: str) -> Model:
 
 @pytest.mark.parametrize(("name", "method"), CASES)
 def test_a_placed_step_is_an_unplaced_step(name: str, method: str, model_of: Callable[[str], Model], servers: Servers) -> None:
-    model, asked = model_of(name), pipeline.PlanRequest(method, options=PlaceOptions(seed=0, time_limit_seconds=1.0))
+    model, asked = model_of(name), pipeline.PlanRequest(method, options=PlaceOptions(seed=0, time_limit_seconds=0.2))
     if begins_coarse(method):
         asked = replace(asked, grouper=COARSE[0], placer_type=COARSE[1])
     result = pipeline.plan(model.captured.graph, CLUSTER, asked)

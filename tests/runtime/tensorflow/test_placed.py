@@ -44,7 +44,7 @@ def require_same(step: Step, loss: float, variables: dict[str, np.ndarray]) -> N
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_placed_step_is_an_unplaced_step(step: Step, servers: Servers, method: str) -> None:
     graph = step.graph
-    options = PlaceOptions(seed=0, time_limit_seconds=2.0)
+    options = PlaceOptions(seed=0, time_limit_seconds=0.3)
     if method == "expert":
         hints = iter(range(len(graph)))
         graph = graph.replace_ops([replace(op, expert=next(hints) % 2 if op.phase == "forward" else None) for op in graph.ops])

@@ -4,7 +4,6 @@ import contextlib
 import io
 import runpy
 import signal
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -20,6 +19,7 @@ from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.report.page.data import page_data
 from baechi_runtime.tensorflow.calls.placed_function import Arguments
 from baechi_runtime.tensorflow.servers.step_recorder import RUNS
+from tests.runtime import forked
 from tests.runtime.forked import start
 from tests.runtime.workers import finish, only_error, wait_for_line
 
@@ -72,8 +72,7 @@ def test_a_script_prints_the_same(
 
 def test_in_a_process_of_its_own_with_a_server_per_device(tmp_path: Path) -> None:
     flags = ["--framework=tensorflow", "--placement_method=m_topo", "--comm_cost_coeffs=0.001,50", f"--out={tmp_path / 'out'}"]
-    command = [sys.executable, "-m", "baechi_ext", "train", *flags, str(SCRIPTS / "custom_loop.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = forked.run("train", *flags, str(SCRIPTS / "custom_loop.py"))
     assert (done.returncode, done.stdout) == (0, printed("custom_loop.py")), done.stderr
     found = RunFolder.load(tmp_path / "out")
     report, measured = found.report, found.measured

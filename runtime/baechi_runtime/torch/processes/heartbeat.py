@@ -66,11 +66,11 @@ def listen(store: Store, timeout_seconds: float) -> Callable[[], None]:
                 sys.stderr.flush()
                 os._exit(1)
 
-    return _started([hear, judge], enough)
+    return _started([hear, judge], enough, timeout_seconds)
 
 
-def _started(tasks: Sequence[Callable[[], None]], enough: threading.Event) -> Callable[[], None]:
-    """Runs each in a thread. The returned function tells them that it is enough, and waits for them."""
+def _started(tasks: Sequence[Callable[[], None]], enough: threading.Event, ending_seconds: float = _ENDING_SECONDS) -> Callable[[], None]:
+    """Runs each in a thread. The returned function tells them that it is enough, and waits for them, for so long at most."""
     threads = [threading.Thread(target=task, name=f"baechi {task.__name__}", daemon=True) for task in tasks]
     for thread in threads:
         thread.start()
@@ -78,6 +78,6 @@ def _started(tasks: Sequence[Callable[[], None]], enough: threading.Event) -> Ca
     def end() -> None:
         enough.set()
         for thread in threads:
-            thread.join(_ENDING_SECONDS)
+            thread.join(min(ending_seconds, _ENDING_SECONDS))
 
     return end
