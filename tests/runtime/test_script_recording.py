@@ -106,10 +106,10 @@ def test_a_recorded_script_computes_what_it_computes_by_itself(tmp_path: Path) -
     path = loop(tmp_path, 12)
     printed, run = placed(path, tmp_path / "run")
     assert printed == printed_alone(path)
-    recorder = run.placed[0].groups[0].lead.loaded.recorder
+    recorder = run.placed[0].groups[0].first.loaded.recorder
     assert len(recorder.noted) == RUNS
     assert run.placed[0].groups[0].calls == 11
-    assert len(run.placed[0].groups[0].lead.loaded.times) == 11 - VERIFIED_OF_11 - RUNS - 1
+    assert len(run.placed[0].groups[0].first.loaded.times) == 11 - VERIFIED_OF_11 - RUNS - 1
     found = RunFolder.load(tmp_path / "run")
     require_possible(found)
     measured = found.measured
@@ -126,7 +126,7 @@ def test_a_recorded_script_computes_what_it_computes_by_itself(tmp_path: Path) -
 
 def test_without_a_folder_nothing_is_recorded(tmp_path: Path) -> None:
     _, run = placed(loop(tmp_path, 12), None)
-    call = run.placed[0].groups[0].lead
+    call = run.placed[0].groups[0].first
     assert (call.loaded.recorder, len(call.loaded.times)) == (None, 11 - VERIFIED_OF_11)
 
 
@@ -144,7 +144,7 @@ def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = RunFolder.load(tmp_path / "run")
     assert (report["schema_version"], report["model"], report["executor"]) == (1, "Net of train.py", "thread")
     assert (report["method"], report["num_devices"], report["status"]) == ("random", 2, "feasible")
-    verification = run.placed[0].groups[0].lead.verification
+    verification = run.placed[0].groups[0].first.verification
     assert 8 <= verification.steps <= 12
     compared = report["parity"]["compared"]
     assert report["parity"] == {
@@ -178,7 +178,7 @@ def test_of_few_calls_few_are_recorded(tmp_path: Path, calls: int, noted: int, c
     """Placed calls 1, 2, 4 and 8 are verified, and 3 is to warm up."""
     assert WARM_UP == 1
     _, run = placed(loop(tmp_path, 1 + calls), tmp_path / "run")
-    recorder = run.placed[0].groups[0].lead.loaded.recorder
+    recorder = run.placed[0].groups[0].first.loaded.recorder
     assert (len(recorder.noted), recorder.held is not None) == (noted, counted)
     found = RunFolder.load(tmp_path / "run")
     assert (found.measured is not None) == (noted > 0)
@@ -195,7 +195,7 @@ def test_two_backward_passes_of_one_call(tmp_path: Path) -> None:
     path = loop(tmp_path, 10, "loss.backward(retain_graph=True); loss.backward()")
     printed, run = placed(path, tmp_path / "run")
     assert printed == printed_alone(path)
-    assert len(run.placed[0].groups[0].lead.loaded.recorder.noted) == RUNS
+    assert len(run.placed[0].groups[0].first.loaded.recorder.noted) == RUNS
     found = RunFolder.load(tmp_path / "run")
     require_possible(found)
     assert found.measured.memory is not None
@@ -205,7 +205,7 @@ def test_calls_without_a_backward_pass_are_no_recorded_steps(tmp_path: Path) -> 
     path = loop(tmp_path, 12, "loss.backward() if step % 2 else model(torch.ones(8, 20))")
     printed, run = placed(path, tmp_path / "run")
     assert printed == printed_alone(path)
-    call = run.placed[0].groups[0].lead
+    call = run.placed[0].groups[0].first
     assert call.count == 17
     assert 0 < len(call.loaded.recorder.noted) <= RUNS
     require_possible(RunFolder.load(tmp_path / "run"))

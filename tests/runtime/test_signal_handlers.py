@@ -15,6 +15,7 @@ from baechi_ext.capture import torch_guards
 from baechi_ext.errors import CaptureError
 from baechi_runtime.host.interrupts import raise_if_asked_for
 from baechi_runtime.torch.calls import session
+from baechi_runtime.torch.calls.dynamo_backend import baechi
 
 QUICK = {"devices": 2, "method": "random", "keep_placed": True}
 
@@ -83,27 +84,48 @@ def test_while_a_call_is_traced_and_placed(
     assert (baechi_ext.report(model).refusal, baechi_ext.report(model).placed_steps > 0) == ("", True)
 
 
-@pytest.mark.parametrize("kind", [TimeoutError, OverError])
-def test_while_guards_of_a_placed_call_are_checked(
-    kind: type[Exception], ended_by: Callable[[type[Exception]], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended_by(kind)
-    model, step = placed_step(64)
-    for _ in range(4):
-        step()
+@pytest.fixture
+def alarm_in_a_guard(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Has the next guard of ours be checked while an alarm comes."""
 
     def alarmed(*_: Any) -> bool:
         monkeypatch.undo()
         signal.raise_signal(signal.SIGALRM)
         return True
 
-    monkeypatch.setattr(torch_guards._Hooks, "__call__", alarmed)  # noqa: SLF001
+    return lambda: monkeypatch.setattr(torch_guards._Hooks, "__call__", alarmed)  # noqa: SLF001
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, OverError])
+def test_while_guards_of_a_placed_call_are_checked(
+    kind: type[Exception], ended_by: Callable[[type[Exception]], None], alarm_in_a_guard: Callable[[], None]
+) -> None:
+    ended_by(kind)
+    model, step = placed_step(64)
+    for _ in range(4):
+        step()
+    alarm_in_a_guard()
     with pytest.raises(kind, match="time is up"):
         step()
     before = baechi_ext.report(model).placed_steps
     for _ in range(3):  # TorchDynamo has traced it once more
         step()
     assert (baechi_ext.report(model).refusal, baechi_ext.report(model).placed_steps > before) == ("", True)
+
+
+def test_while_guards_of_a_compiled_model_are_checked(
+    ended_by: Callable[[type[Exception]], None], alarm_in_a_guard: Callable[[], None]
+) -> None:
+    """By its name the backend belongs to no call of ours, which would ask once it has ended."""
+    ended_by(TimeoutError)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    compiled = torch.compile(model, backend=baechi, options={**QUICK, "seed": 7})
+    for _ in range(4):
+        compiled(torch.randn(8, 8)).square().mean().backward()
+    alarm_in_a_guard()
+    with pytest.raises(TimeoutError, match="time is up"):
+        compiled(torch.randn(8, 8))
+    compiled(torch.randn(8, 8)).square().mean().backward()
 
 
 def test_what_a_script_is_handling_already_is_not_raised_again(

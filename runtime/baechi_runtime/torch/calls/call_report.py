@@ -78,7 +78,7 @@ def kept_step(session: Session, script: str, report: CallReport) -> KeptStep | N
         executor=executor,
         result=placement.result,
         single=placement.single,
-        parity=None if group is None or not group.lead.verification.steps else _parity(group),
+        parity=None if group is None or not group.first.verification.steps else _parity(group),
         measurement=report.measurement(() if group is None else _busy_us(session, group)),
         peak_bytes=() if measured is None or measured.memory is None else tuple(max(h.bytes for h in held) for held in measured.memory),
         peaks_measured_by="accounting",
@@ -90,7 +90,7 @@ def kept_step(session: Session, script: str, report: CallReport) -> KeptStep | N
 
 
 def _parity(group: PlacedGroup) -> ParityCheck:
-    return ParityCheck(**group.lead.verification.to_json(), passed=not group.lead.why_not)
+    return ParityCheck(**group.first.verification.to_json(), passed=not group.first.why_not)
 
 
 def _busy_us(session: Session, group: PlacedGroup) -> tuple[float, ...]:
@@ -106,7 +106,7 @@ def _times(group: PlacedGroup) -> list[deque[StepTimes]]:
 
 
 def _measured(group: PlacedGroup, executor: str) -> MeasuredStep | None:
-    recorder = None if group.lead.loaded is None else group.lead.loaded.recorder
+    recorder = None if group.first.loaded is None else group.first.loaded.recorder
     return None if recorder is None else recorder.measured(group.placement.graph, executor)
 
 

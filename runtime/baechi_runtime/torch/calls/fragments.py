@@ -98,7 +98,7 @@ class PlacedGroup:
     """The ids of the fragments that ran in the step under way."""
 
     @property
-    def lead(self) -> LiveFragment:
+    def first(self) -> LiveFragment:
         return self.members[0]
 
     @property

@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 
 from baechi_ext.capture.torch_dynamo import module_classes, sees_single_ops
 from baechi_ext.capture.torch_fragments import CapturedCall
-from baechi_ext.capture.torch_guards import guard_the_unguarded
+from baechi_ext.capture.torch_guards import guard_the_unguarded, take_raised
 from baechi_ext.capture.torch_private import inside_backward
 from baechi_ext.capture.why_not import require_uncaught
 from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, InfeasibleError, ParityError
@@ -49,11 +49,12 @@ from baechi_runtime.torch.calls.capturing import (
 )
 from baechi_runtime.torch.calls.experience import Experience, Verdict
 from baechi_runtime.torch.calls.fragments import LiveFragment, PlacedGroup, Prepared, Settings
+from baechi_runtime.torch.calls.lead import Lead
 from baechi_runtime.torch.calls.placed_function import LoadedFragment
 from baechi_runtime.torch.calls.placing import KEPT, begin_search, place_alike, place_call
 from baechi_runtime.torch.calls.recording import CallRecorder
 from baechi_runtime.torch.calls.tracing import TraceLog
-from baechi_runtime.torch.calls.turns import GONE, PLACED, PLAIN, Turns, disturb
+from baechi_runtime.torch.calls.turns import PLACED, PLAIN, Turns
 from baechi_runtime.torch.calls.verify import Verification, normalised_by_part, verified_run
 from baechi_runtime.torch.calls.workers import DriftError, Workers, loaded_phases
 from baechi_runtime.torch.lowering.devices import is_capturing
@@ -92,13 +93,11 @@ class Session:
         """Reason why calls of fragments ran as they are -> number of calls."""
         self.interrupted: Placement | None = None
         """The placement that the first search had found when it was interrupted; None once something is placed."""
-        self._module = None if module is None else weakref.ref(module, lambda _: self._leave_turns())
+        self._module = None if module is None else weakref.ref(module, lambda _: self.lead.leave())
         self._said: set[str] = set()
         self._lock = threading.RLock()
         self._calls = 0
-        self._lead: PlacedGroup | None = None
-        """The group that takes turns, with which all others go along; the first one, until its kind of call is gone."""
-        self._without_lead = 0  # steps of others since the last one of the lead
+        self.lead = Lead(settings, self.groups)
         self._parts: Parts | None = settings.request.microbatches
         """The parts that a batch goes in, or their shares; None: not decided yet."""
         self._experience: Experience | None = None
@@ -148,11 +147,10 @@ class Session:
         """Note for later runs what this one has come to, as far as it is known; when the script has ended, that nothing could be placed."""
         if ended:
             self._stop_search()
-            self._leave_turns()
+            self.lead.leave()
         if self._experience is None:
             return
-        turns = Turns() if self._lead is None else self._lead.turns
-        why = self.refusal or self.paused
+        turns, why = self.lead.turns, self.refusal or self.paused
         if ended and not why and not self.groups and self._calls > 1:
             why = self.why_not() or "no fragment of its calls could be placed"
         if not why and not turns.decided and not (ended and turns.placed_us and turns.plain_us):
@@ -174,6 +172,8 @@ class Session:
 
     def run(self, fragment: LiveFragment, args: Sequence[Any]) -> Any:
         """Run a fragment: placed if it is; when it comes the second time, plan it first."""
+        if (raised := take_raised()) is not None:
+            raise_if_asked_for(raised)
         self.ran += 1
         if why := self._why_plain_now(fragment, args):
             return self.run_plain(fragment, args, why)
@@ -244,11 +244,7 @@ class Session:
                 if self._aside is None or f not in self._aside.members:
                     f.forget()
             self._made.clear()
-            self._disturbed()
-
-    def _disturbed(self) -> None:
-        """Discard this step's time: something else was done in it."""
-        disturb([] if self._lead is None else [self._lead.turns])
+            self.lead.disturb()
 
     def _tied_to(self, fragment: LiveFragment) -> list[LiveFragment]:
         waiting = {id(f): f for f in self.fragments if f.example is not None and f.loaded is None and not f.why_not}
@@ -390,10 +386,10 @@ class Session:
         fragment.count += 1
         self.ran_placed += 1
         if fragment.verification.is_due(fragment.count):
-            self._disturbed()
+            self.lead.disturb()
             return verified_run(loaded, args, fragment.count, fragment.verification, partial(self._differs, members=group.members))
         if loaded.recorder is not None and loaded.recorder.is_next():
-            self._disturbed()
+            self.lead.disturb()
         try:
             return loaded.run(args)
         except BaechiError as e:
@@ -405,57 +401,19 @@ class Session:
             return values
 
     def _begin_step(self, group: PlacedGroup) -> None:
-        """Choose what runs the step that begins: the lead takes turns, all others go along with it."""
-        lead, settings = self._lead_of(group), self.settings
-        if settings.keep_placed:
-            group.mode = lead.turns.begin(settings.executor.devices) if group is lead and group.calls >= settings.verify_steps else PLACED
-        elif group is not lead:
-            group.mode = lead.mode
-        elif group.calls >= settings.verify_steps:
-            group.mode = self._turn(group)
-
-    def _lead_of(self, group: PlacedGroup) -> PlacedGroup:
-        """The lead of a step that this group begins: the group itself, where the lead's kind of call does not come any more."""
-        lead = self._lead = self._lead or self.groups[0]
-        self._without_lead = 0 if group is lead else self._without_lead + 1
-        if self._without_lead <= GONE or lead.turns.decided or self.settings.keep_placed:
-            return lead
-        lead.turns.leave()
-        group.turns.disturbed()
-        self._lead, self._without_lead, group.mode = group, 0, PLACED
-        return group
-
-    def _turn(self, group: PlacedGroup) -> str:
-        turns = group.turns
-        if known := turns.now():
-            return known
-        if not turns.join() and not self._several():
-            return turns.meanwhile
-        mode = self._agree(turns, turns.begin(self.settings.executor.devices))
-        if turns.decided or turns.rest:
-            turns.leave()
-        if turns.decided == PLACED:
+        decided, turns = self.lead.begin_step(group), group.turns
+        if decided == PLACED:
             self.conclude()
-        elif turns.decided:
+        elif decided:
             self._pause(f"plain steps are faster: {_ms(turns.plain_us)} against {_ms(turns.placed_us)} placed; --keep_placed stays placed")
-        return mode
 
     def _several(self) -> bool:
         return isinstance(self.settings.executor, Workers)
 
-    def _agree(self, turns: Turns, mode: str) -> str:
-        """Take over worker 0's mode, where there are several, and note in `turns` if it is decided, or rests."""
-        if not self._several():
-            return mode
-        placed, decided, turns.rest = self._as_worker_0(mode == PLACED, bool(turns.decided), turns.rest)
-        mode = PLACED if placed else PLAIN
-        turns.decided = mode if decided else ""
-        return mode
-
     def _as_worker_0(self, *own: int) -> Sequence[int]:
         """Worker 0's answers, where there are several workers."""
-        workers, marks = self.settings.executor, torch.tensor(own, dtype=torch.int64)
-        return workers.share([marks], [marks], 0)[0].tolist() if isinstance(workers, Workers) else own
+        workers = self.settings.executor
+        return workers.as_worker_0(*own) if isinstance(workers, Workers) else own
 
     def _pause(self, why: str) -> None:
         self.paused = why
@@ -464,7 +422,7 @@ class Session:
 
     def give_up(self, error: BaechiError, members: Sequence[LiveFragment]) -> None:
         """Run these fragments as they are from now on, and say so once. Raises the error if `strict`, or if workers drifted or got lost."""
-        self._leave_turns()
+        self.lead.leave()
         for f in members:
             f.why_not, f.loaded = str(error), None
         if all(f.why_not for f in self.fragments):
@@ -472,10 +430,6 @@ class Session:
         if self.settings.strict or isinstance(error, (DriftError, LostPeerError)):
             raise error
         self.say_once(f"{self.name} runs as it is: {error}")
-
-    def _leave_turns(self) -> None:
-        if self._lead is not None:
-            self._lead.turns.leave()
 
     def _differs(self, error: BaechiError, members: Sequence[LiveFragment]) -> None:
         """Give up on a verified call that differs. If it failed on one of several workers, raise the error, as the others wait for it."""
