@@ -89,9 +89,13 @@ KINDS = {
 }
 
 
+OTHERS = [pytest.param(kind, True, marks=pytest.mark.slow) for kind in ("tensorflow", "sharding")]
+"""What starts the processes of the first is told everybody's end below, what starts those of the second in "processes"."""
+
+
 @pytest.mark.parametrize(
     ("kind", "everybody"),
-    [*((kind, False) for kind in KINDS), ("processes", True), ("tensorflow", True), ("sharding", True)],  # the others are one process
+    [*((kind, False) for kind in KINDS), ("processes", True), *OTHERS],  # those that are left are one process
 )
 def test_measured_steps(tmp_path: Path, kind: str, everybody: bool) -> None:
     flags = KINDS[kind]
@@ -148,7 +152,7 @@ def whole(costs: str) -> Callable[[int], list[float]]:
         ("process", {}),
         ("process", {"everybody": True}),
         ("process", {"stopped": True}),
-        ("process", {"stopped": True, "kind": signal.SIGINT}),
+        pytest.param("process", {"stopped": True, "kind": signal.SIGINT}, marks=pytest.mark.slow),
     ],
 )
 def test_trainings_keep_a_checkpoint_of_the_step(
@@ -168,7 +172,7 @@ def test_trainings_keep_a_checkpoint_of_the_step(
     assert losses_of(costs, f"--train_steps={step + 2}", f"--checkpoint={kept}", "--resume") == whole(step + 2)
 
 
-@pytest.mark.parametrize("everybody", [False, True])
+@pytest.mark.parametrize("everybody", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_trainings_of_tensorflow_keep_a_checkpoint_of_the_step(tmp_path: Path, everybody: bool) -> None:
     flags = (*TINY, "--placement_method=contiguous", "--train_steps=1000000", f"--checkpoint={tmp_path}", "--checkpoint_every=1000000")
     process = start("train", "--framework=tensorflow", *flags)

@@ -140,7 +140,7 @@ def test_ctrl_c_of_a_study_in_two_processes(folder: Path) -> None:
     assert shared_memory() <= before
     kept = table.read_text()
     assert 0 < len(read_runs(table, 2 * BATCH)) < 2 * 2 * (2 + len(CONTROLS))
-    assert cli.main(line) == 0
+    assert cli.main(command(folder, "--repeats=2")) == 0
     assert table.read_text().startswith(kept)
     assert len(read_runs(table, 2 * BATCH)) == 2 * 2 * (2 + len(CONTROLS))
 

@@ -25,12 +25,12 @@ ENDLESS = [*SMALL, "--num_steps=100000", "--placement_method=m_etf"]
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 def test_parity(workers: ForkedWorkers, num_devices: int) -> None:
-    """Two are started by `baechi` itself, in new interpreters, and probe their link."""
+    """Two are started by `baechi` itself, and probe their link."""
     before = shared_memory()
     method = "single" if num_devices == 1 else "contiguous"
     flags = [f"--num_devices={num_devices}", f"--placement_method={method}", "--optimizer=momentum", "--json"]
     if num_devices == 2:
-        code, out, err = finish(anew.start(*PROBED, *flags))
+        code, out, err = finish(start(*PROBED, *flags))
         assert code == 0, err
     else:
         out = workers.run("baechi_on_processes", num_devices, *SMALL, *flags)

@@ -97,9 +97,9 @@ def test_a_server_is_killed_in_mid_step(victim: int) -> None:
 
 def test_a_server_that_stands_still_is_given_up() -> None:
     step = endless()
-    with Servers(2, timeout_seconds=5.0) as servers:
+    with Servers(2, timeout_seconds=3.0) as servers:
         session = step.session(servers, [1] * len(step.captured.graph))
-        with pytest.raises(ExecutionError, match="a device did not answer within 5 s; check whether it still runs, or raise --timeout"):
+        with pytest.raises(ExecutionError, match="a device did not answer within 3 s; check whether it still runs, or raise --timeout"):
             session.run()
 
 
@@ -161,9 +161,9 @@ def test_a_host_that_answers_but_is_no_server(listener: socket.socket) -> None:
         own = f"127.0.0.1:{unused.getsockname()[1]}"
     hosts = [own, f"127.0.0.1:{listener.getsockname()[1]}"]
     step = branches()
-    with Servers(2, hosts=hosts, timeout_seconds=5.0) as servers:
+    with Servers(2, hosts=hosts, timeout_seconds=3.0) as servers:
         servers.await_hosts()
-        with pytest.raises(ExecutionError, match="a device did not answer within 5 s"):
+        with pytest.raises(ExecutionError, match="a device did not answer within 3 s"):
             step.session(servers, [1] * len(step.captured.graph))
 
 
