@@ -216,6 +216,36 @@ def test_it_is_an_error_where_all_is_to_be_placed(what: str, one_thread: None, m
     assert seen["step"] == 1
 
 
+class Segments(nn.Module):
+    """A head for segmentation. The biases before its normalisation have gradients that are rounding alone, and interpolation rounds
+    otherwise in a captured step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 16)
+        self.fuse, self.norm, self.last = nn.Conv2d(32, 16, 1, bias=False), nn.BatchNorm2d(16), nn.Conv2d(16, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(x)
+        maps = [part.permute(0, 2, 1).reshape(-1, 16, 4, 4) for part in (first, self.second(first))]
+        larger = [functional.interpolate(part, size=(16, 16), mode="bilinear") for part in maps]
+        return self.last(torch.relu(self.norm(self.fuse(torch.cat(larger, 1)))))
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_rounding_alone_is_held_against_double_precision(*, wrong: bool, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CPU devices, too: such a bias' gradient differed by some thousandths of the floor for small ones. A wrong gradient is found."""
+    torch.manual_seed(1)
+    model = baechi_ext.parallelize(Segments(), devices=2, method="random", keep_placed=True)
+    if wrong:
+        corrupt_backward(monkeypatch)
+    for _ in range(4):
+        functional.cross_entropy(model(torch.randn(2, 16, 8)), torch.randint(0, 3, (2, 16, 16))).backward()
+    report = baechi_ext.report(model)
+    assert (report.placed_steps, "gradient of" in report.refusal) == ((1, True) if wrong else (3, False))
+    assert report.verified.tolerance > 1e-5
+
+
 def test_gradients_through_views_of_what_is_not_returned_are_compared(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     model = Halves()

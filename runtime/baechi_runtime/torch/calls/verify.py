@@ -131,7 +131,8 @@ class Verification:
         farther from them than the expected ones."""
         found = compare(expected, actual, self.tolerance, share=self.share)
         if not found.passed and not any(difference.why for _, difference in found.beyond) and (doubles := exact()) is not None:
-            found = parity_of_kernels(*({name: v for name, v in named.items() if v is not None} for named in (doubles, expected, actual)))
+            exactly, plain, placed = ({name: v for name, v in each.items() if v is not None} for each in (doubles, expected, actual))
+            found = parity_of_kernels(exactly, plain, placed, self.tolerance)
             self.widest = max(self.widest, found.tolerance)
         self.max_rel_diff = max(self.max_rel_diff, found.max_rel_diff)
         self.compared += found.compared
@@ -201,12 +202,12 @@ def verified_run(
 
 
 class _Doubles:
-    """A call in double precision, with the masks of its dropout, once somebody asks for it: on CUDA devices a placed call has other kernels
-    than an unplaced one, cuDNN's BatchNorm or others in TF32, and deep networks make much of what these round. None where that can't be
-    had, and for other devices."""
+    """A call in double precision, with the masks of its dropout, once somebody asks for it: a placed call has other kernels than an
+    unplaced one, on CUDA devices cuDNN's BatchNorm or others in TF32, on CPUs interpolation, and deep networks make much of what these
+    round. None where that can't be had."""
 
     def __init__(self, loaded: LoadedFragment, args: Sequence[Tensor], kept: Mapping[int, Tensor]) -> None:
-        self._loaded, self._masks, self._is_wanted = loaded, Masks(), any(a.is_cuda for a in args)
+        self._loaded, self._masks, self._is_wanted = loaded, Masks(), True
         self._args = [kept.get(i, a.detach()) for i, a in enumerate(args)]
         self._trained = [a.requires_grad for a in args]
         self._found: tuple[Sequence[Any], list[Tensor]] | None = None
