@@ -18,7 +18,7 @@ from baechi_ext.capture.torch_joint import PART, Binding, BoundOp, CaptureOption
 from baechi_ext.capture.torch_parts import normalising
 from baechi_ext.capture.torch_private import distributions_unchecked, joint_graph, with_node_notes, without_values
 from baechi_ext.capture.torch_recurrent import recurrent_layers_kept
-from baechi_ext.capture.torch_returned import Returned, flat_module
+from baechi_ext.capture.torch_returned import Returned, computed_with, flat_module
 from baechi_ext.capture.torch_split import split_batch
 from baechi_ext.capture.why_not import tracing
 from baechi_ext.errors import CaptureError
@@ -181,7 +181,8 @@ class _Traced:
                 if _dtypes(as_written) != _dtypes(nodes):
                     raise CaptureError("autocast is on for another kind of device than it is to run on")
         made_from = _made_from(nodes)
-        if any(r.output in others and r.view is not None and not r.detached for r in returned for others in made_from.values()):
+        views = {returned[i].output for i in computed_with(fragment.module) if returned[i].view is not None and not returned[i].detached}
+        if any(not views.isdisjoint(others) for others in made_from.values()):
             raise CaptureError("it returns a view of what it also computes with, which would have no gradient; return a copy (.clone())")
         if flat.returned != returned:
             raise CaptureError("it returns what it was given, on another device")

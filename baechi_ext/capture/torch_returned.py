@@ -52,6 +52,12 @@ def flat_module(graph: "fx.GraphModule", weights: Collection[int] = ()) -> Any:
     return flat
 
 
+def computed_with(graph: "fx.GraphModule") -> frozenset[int]:
+    """The numbers of the values that the graph returns and also computes others from."""
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    return frozenset(i for i, value in enumerate(output.args[0]) if set(getattr(value, "users", ())) - {output})
+
+
 def _without_aliases(values: "Sequence[torch.Tensor]", args: "Sequence[torch.Tensor]") -> "tuple[list[torch.Tensor], list[Returned]]":
     """The tensors to compute, of which no two share memory with each other or with an argument, and what is made of them.
 

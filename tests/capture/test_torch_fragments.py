@@ -212,8 +212,10 @@ def test_outputs_are_made_from_others() -> None:
     (part,) = captured(Returns(lambda y, x: ((z := y.exp()), y, z.sum(), y.detach())), torch.randn(5, 6)).fragments
     exp, y, total, _ = (r.output for r in part.returned)
     assert list(part.made_from.items()) == [(y, frozenset()), (exp, {y}), (total, {exp})]
+    (part,) = captured(Returns(lambda y, x: (y.exp(), y, y.view(-1))), torch.randn(5, 6)).fragments
+    assert part.returned[1].output == part.returned[2].output
     with pytest.raises(CaptureError, match="a view of what it also computes with"):
-        captured(Returns(lambda y, x: (y.exp(), y, y.view(-1))), torch.randn(5, 6))
+        captured(Returns(lambda y, x: (y, (seen := y.view(-1)), seen.exp())), torch.randn(5, 6))
 
 
 def test_buffers_that_are_written_are_known() -> None:

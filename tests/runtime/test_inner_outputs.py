@@ -96,6 +96,56 @@ def test_nobody_asks_and_calls_stay_placed() -> None:
     assert report(model).placed_steps == 3
 
 
+class Contrast(nn.Module):
+    """Returns a loss, what it is made from, and a view of that, as CLIP does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 12), nn.Linear(6, 12)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores = self.left(x) @ self.right(x).t()
+        seen, target = scores.t(), torch.arange(len(x))
+        return nn.functional.cross_entropy(scores, target) + nn.functional.cross_entropy(scores.t(), target), scores, seen
+
+
+def through_the_view(loss: Tensor, scores: Tensor, seen: Tensor) -> list[Any]:
+    seen.retain_grad()
+    (loss + seen[:2].square().sum()).backward()
+    return [seen.grad]
+
+
+def of_both(loss: Tensor, scores: Tensor, seen: Tensor) -> list[Any]:
+    scores.retain_grad()
+    seen.retain_grad()
+    (loss + seen[:2].square().sum()).backward()
+    return [scores.grad, seen.grad]
+
+
+def of_the_view(loss: Tensor, scores: Tensor, seen: Tensor) -> list[Any]:
+    """None: the loss is not made from it."""
+    return [*torch.autograd.grad(loss, [seen], allow_unused=True, retain_graph=True), loss.backward()]
+
+
+@pytest.mark.parametrize("use", [through_the_view, of_both, of_the_view])
+def test_a_view_of_what_others_are_made_from(use: Callable[..., list[Any]]) -> None:
+    plain = Contrast()
+    placed, found = place(copy.deepcopy(plain), strict=False), []
+    for model in (plain, placed):
+        torch.manual_seed(1)
+        own: list[Any] = []
+        for step in range(4):
+            model.zero_grad()
+            values = model(torch.randn(5, 6))
+            own += [values[0].backward()] if step < 2 else use(*values)
+            own += [*(p.grad.clone() for p in model.parameters()), values[2].detach().clone()]
+        found.append(own)
+    for a, b in zip(*found, strict=True):
+        assert (a is None) is (b is None)
+        assert a is None or torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert report(placed).placed_steps >= 2
+
+
 def batched(out: Tensor, weights: list[Tensor], directions: Tensor) -> Sequence[Tensor]:
     return torch.autograd.grad(out, weights, directions, is_grads_batched=True, retain_graph=True)
 

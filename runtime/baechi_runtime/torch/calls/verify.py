@@ -20,6 +20,7 @@ from baechi_ext.errors import BaechiError, ParityError
 from baechi_runtime.measure.comparator import SHARE as SHARE_OF_LARGEST
 from baechi_runtime.measure.comparator import compare
 from baechi_runtime.measure.parity_result import UNPLACED_RANDOMNESS, in_json, require_parity
+from baechi_runtime.torch.calls.capturing import FULL_PRECISION
 from baechi_runtime.torch.calls.placed_function import Gradients, LoadedFragment
 from baechi_runtime.torch.lowering.devices import one_thread
 from baechi_runtime.torch.parity import GRADIENT_OF, NEW_VALUE_OF, OUTPUT, Masks, parity_of_kernels
@@ -155,7 +156,8 @@ def verified_run(
     part, before = loaded.part, RandomState()
     kept = {i: args[i].detach().clone() for i in part.written}
     shadows = [kept[i].clone() if i in kept else a.detach().requires_grad_(a.requires_grad) for i, a in enumerate(args)]
-    exact = _Doubles(loaded, args, kept)
+    # Where sums of parts, or in 16 bits, differ by more than is allowed for these, a placed call is another computation.
+    exact = _Doubles(loaded, args, kept, is_wanted=any(a.is_cuda for a in args) or verification.tolerance <= FULL_PRECISION)
     with one_thread(), torch.enable_grad(), exact.noting_masks():
         expected = loaded.graph(*shadows)
     after, outputs = RandomState(), part.outputs_among(expected)
@@ -204,10 +206,10 @@ def verified_run(
 class _Doubles:
     """A call in double precision, with the masks of its dropout, once somebody asks for it: a placed call has other kernels than an
     unplaced one, on CUDA devices cuDNN's BatchNorm or others in TF32, on CPUs interpolation, and deep networks make much of what these
-    round. None where that can't be had."""
+    round. None where that can't be had, or is not wanted."""
 
-    def __init__(self, loaded: LoadedFragment, args: Sequence[Tensor], kept: Mapping[int, Tensor]) -> None:
-        self._loaded, self._masks, self._is_wanted = loaded, Masks(), True
+    def __init__(self, loaded: LoadedFragment, args: Sequence[Tensor], kept: Mapping[int, Tensor], *, is_wanted: bool) -> None:
+        self._loaded, self._masks, self._is_wanted = loaded, Masks(), is_wanted
         self._args = [kept.get(i, a.detach()) for i, a in enumerate(args)]
         self._trained = [a.requires_grad for a in args]
         self._found: tuple[Sequence[Any], list[Tensor]] | None = None
