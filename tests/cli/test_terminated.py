@@ -90,7 +90,7 @@ KINDS = {
 
 
 OTHERS = [pytest.param(kind, True, marks=pytest.mark.slow) for kind in ("tensorflow", "sharding")]
-"""What starts the processes of the first is told everybody's end below, what starts those of the second in "processes"."""
+"""Servers that are all told to end are seen in a training below, and groups of worker processes in "processes"."""
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from baechi_runtime.measure.parity_result import UNPLACED_RANDOMNESS, in_json, r
 from baechi_runtime.torch.calls.capturing import FULL_PRECISION
 from baechi_runtime.torch.calls.placed_function import Gradients, LoadedFragment
 from baechi_runtime.torch.lowering.devices import one_thread
-from baechi_runtime.torch.parity import GRADIENT_OF, NEW_VALUE_OF, OUTPUT, Masks, parity_of_kernels
+from baechi_runtime.torch.parity import GRADIENT_OF, NEW_VALUE_OF, OUTPUT, TOLERANCE, Masks, parity_of_kernels
 
 ALWAYS = 16
 """Up to this call the powers of two are verified whatever it takes; later ones, and one at random of a thousand, within SHARE of the
@@ -133,7 +133,7 @@ class Verification:
         found = compare(expected, actual, self.tolerance, share=self.share)
         if not found.passed and not any(difference.why for _, difference in found.beyond) and (doubles := exact()) is not None:
             exactly, plain, placed = ({name: v for name, v in each.items() if v is not None} for each in (doubles, expected, actual))
-            found = parity_of_kernels(exactly, plain, placed, self.tolerance)
+            found = parity_of_kernels(exactly, plain, placed, min(self.tolerance, TOLERANCE["cuda"]))
             self.widest = max(self.widest, found.tolerance)
         self.max_rel_diff = max(self.max_rel_diff, found.max_rel_diff)
         self.compared += found.compared
