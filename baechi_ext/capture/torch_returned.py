@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from torch import fx
 
 
+_NEW = ("t", "transpose", "permute", "view", "unsqueeze", "select", "narrow")
+"""Views that are tensors of their own, whatever they are given; `contiguous`, for one, may return what it is given."""
+
+
 @dataclass(frozen=True)
 class Returned:
     """A recipe for one value that a fragment returns, from the outputs of its graph and its arguments."""
@@ -53,9 +57,15 @@ def flat_module(graph: "fx.GraphModule", weights: Collection[int] = ()) -> Any:
 
 
 def computed_with(graph: "fx.GraphModule") -> frozenset[int]:
-    """The numbers of the values that the graph returns and also computes others from."""
+    """The numbers of the values that the graph returns and also computes others from, or that may be the very tensor of another node."""
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
-    return frozenset(i for i, value in enumerate(output.args[0]) if set(getattr(value, "users", ())) - {output})
+    return frozenset(i for i, value in enumerate(output.args[0]) if not _is_new(value) or set(value.users) - {output})
+
+
+def _is_new(value: Any) -> bool:
+    """True for a node that makes a tensor which no other node has."""
+    target = getattr(value, "target", None)
+    return (target if isinstance(target, str) else getattr(target, "__name__", "")) in _NEW
 
 
 def _without_aliases(values: "Sequence[torch.Tensor]", args: "Sequence[torch.Tensor]") -> "tuple[list[torch.Tensor], list[Returned]]":

@@ -214,8 +214,19 @@ def test_outputs_are_made_from_others() -> None:
     assert list(part.made_from.items()) == [(y, frozenset()), (exp, {y}), (total, {exp})]
     (part,) = captured(Returns(lambda y, x: (y.exp(), y, y.view(-1))), torch.randn(5, 6)).fragments
     assert part.returned[1].output == part.returned[2].output
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda y, x: (y, (seen := y.view(-1)), seen.exp()),
+        lambda y, x: (y, (seen := y.view(-1)).exp(), seen.contiguous()),  # that is `seen` itself
+        lambda y, x: (y, (parts := y.chunk(2, 1))[0].exp(), parts[0]),
+    ],
+)
+def test_a_view_that_is_or_may_be_computed_with_is_refused(shape: Callable[[Tensor, Tensor], object]) -> None:
     with pytest.raises(CaptureError, match="a view of what it also computes with"):
-        captured(Returns(lambda y, x: (y, (seen := y.view(-1)), seen.exp())), torch.randn(5, 6))
+        captured(Returns(shape), torch.randn(5, 6))
 
 
 def test_buffers_that_are_written_are_known() -> None:

@@ -1,4 +1,4 @@
-"""What processes that fork for the tests do before they do: each of their forks would take seconds for it.
+"""The work that processes that fork for the tests do once: each of their forks would take seconds for it.
 
 They import what commands import, at once or when they come to it, and capture and place a small step: the first of a process imports and
 compiles more.
