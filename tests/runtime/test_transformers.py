@@ -1,7 +1,7 @@
 """Architectures of transformers, as small as they can be: trained placed they are what they are unplaced. All are slow together."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -46,8 +46,8 @@ SERIES = {"prediction_length": 4, "context_length": 6, "lags_sequence": [1, 2], 
 SERIES |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 2, "decoder_layers": 1}
 
 
-def words(rows: int = 4, length: int = 12) -> Tensor:
-    return torch.randint(5, 90, (rows, length))
+def words() -> Tensor:
+    return torch.randint(5, 90, (4, 12))
 
 
 def following() -> dict[str, Any]:
@@ -121,14 +121,6 @@ CASES: dict[str, tuple[dict[str, Any], Inputs]] = {
     ),
 }
 """Class of a model -> its configuration, and what makes a batch."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet_about_hubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is fetched."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    torch.compiler.reset()
-    yield
 
 
 def trained(name: str, place: Callable[[nn.Module], object]) -> tuple[list[float], nn.Module]:
