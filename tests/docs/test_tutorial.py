@@ -7,12 +7,13 @@ this order, in what the block above it printed; it may go on longer, and other l
 import os
 import re
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import ROOT, Block, Page
+from tests.runtime.forked_programs import forked_programs
 
 PAGE = Page(ROOT / "docs" / "tutorial.md")
 SEARCH = "baechi place run/graph.json --num_devices=4 "
@@ -37,15 +38,10 @@ def missing(expected: str, printed: str) -> list[str]:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """`python` is this one, `baechi` the command of this checkout; one thread, for sums in one order."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, command in {"python": sys.executable, "baechi": f"{sys.executable} -m baechi_ext"}.items():
-        (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-        (programs / name).chmod(0o755)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "runtime")])
-    return {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """`python` and `baechi` are those of this checkout; one thread, for sums in one order."""
+    with forked_programs(tmp_path / "bin") as programs:
+        yield {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
 def shortened(commands: str) -> str:
@@ -55,10 +51,9 @@ def shortened(commands: str) -> str:
 def run(block: Block, folder: Path, environment: dict[str, str]) -> str:
     """The block's output, errors included, in the order of time."""
     if block.language == "python":
-        command = [sys.executable, "-c", block.text]
-        environment = {**environment, "PYTHONPATH": os.pathsep.join([str(folder), environment["PYTHONPATH"]])}
-    else:
-        command = ["bash", "-euo", "pipefail", "-c", shortened(block.text)]
+        (folder / "block.py").write_text(block.text)
+    commands = "python block.py" if block.language == "python" else shortened(block.text)
+    command = ["bash", "-euo", "pipefail", "-c", commands]
     done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, f"{block.text}\n{done.stdout}"
     return done.stdout

@@ -32,7 +32,7 @@ class Forked:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], framework: str = "torch", folder: Path = ROOT) -> None:
         ends = [os.pipe() for _ in range(3)]
         message = json.dumps([["python", *command], dict(environment), str(folder)])
-        socket.send_fds(_server(framework), [message.encode()], [writing for _, writing in ends])
+        socket.send_fds(server(framework), [message.encode()], [writing for _, writing in ends])
         for _, writing in ends:
             os.close(writing)
         out, err, self._told = (reading for reading, _ in ends)
@@ -117,7 +117,7 @@ def torchrun(*flags: str) -> Forked:
 
 
 @cache
-def _server(framework: str) -> socket.socket:
+def server(framework: str) -> socket.socket:
     """The connection to a process that forks; it ends with this one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "tests.runtime.fork_server", str(theirs.fileno()), framework]
