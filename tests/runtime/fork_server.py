@@ -3,7 +3,8 @@
     python -m tests.runtime.fork_server SOCKET FRAMEWORK
 
 Each message on the socket is a JSON list of a command line of Python, its environment and its folder. With it come the command's stdout
-and stderr, and a pipe for its process id and, once it has ended, its exit code. Worker processes that the command starts are forks, too.
+and stderr, a pipe for its process id and, once it has ended, its exit code, and its stdin where it has one. Worker processes that the
+command starts are forks, too.
 """
 
 import atexit
@@ -105,13 +106,14 @@ def open_descriptors() -> frozenset[int]:
     return frozenset(map(int, os.listdir("/proc/self/fd")))
 
 
-def attend(command: Sequence[str], environment: Mapping[str, str], folder: str, out: int, err: int, told: int) -> None:
+def attend(command: Sequence[str], environment: Mapping[str, str], folder: str, *descriptors: int) -> None:
     """Forks the command, and tells its process id and its exit code."""
+    out, err, told, given = (*descriptors, subprocess.DEVNULL)[:4]
     die_with_parent()
-    streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+    streams = {"stdin": given, "stdout": out, "stderr": err}
     process = Fork(command, cwd=folder, env=environment, preexec_fn=die_with_parent, **streams)
-    os.close(out)
-    os.close(err)
+    for each in {*streams.values()} - {subprocess.DEVNULL}:
+        os.close(each)
     os.write(told, NUMBER.pack(process.pid))
     os.write(told, NUMBER.pack(process.wait()))
 
@@ -126,7 +128,7 @@ def main(descriptor: int, framework: str) -> None:
     Fork.kept = open_descriptors() - {descriptor}
     with socket.socket(fileno=descriptor) as requests:
         while True:
-            message, descriptors, *_ = socket.recv_fds(requests, LONGEST_MESSAGE, 3)
+            message, descriptors, *_ = socket.recv_fds(requests, LONGEST_MESSAGE, 4)
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass

@@ -27,14 +27,23 @@ STACKS_SECONDS = 10
 
 
 class Forked:
-    """A process that another one has forked; its methods are Popen's."""
+    """A process that another one has forked; its methods are Popen's. It reads nothing, or what `stdin` can be read from."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], framework: str = "torch", folder: Path = ROOT) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        framework: str = "torch",
+        folder: Path = ROOT,
+        *,
+        stdin: int | None = None,
+    ) -> None:
         ends = [os.pipe() for _ in range(3)]
         message = json.dumps([["python", *command], dict(environment), str(folder)])
-        socket.send_fds(server(framework), [message.encode()], [writing for _, writing in ends])
-        for _, writing in ends:
-            os.close(writing)
+        passed = [writing for _, writing in ends] + ([] if stdin is None else [stdin])
+        socket.send_fds(server(framework), [message.encode()], passed)
+        for each in passed:
+            os.close(each)
         out, err, self._told = (reading for reading, _ in ends)
         self.stdout, self.stderr = (os.fdopen(descriptor, errors="replace") for descriptor in (out, err))
         self.args, self.returncode = command, None

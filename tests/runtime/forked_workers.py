@@ -2,23 +2,26 @@
 tests' side of `forking_process`."""
 
 import json
-import subprocess
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from shutil import copyfileobj
+from typing import TextIO
 
-from tests.runtime.workers import ROOT
+from tests.runtime.forked import Forked
 
 
 class ForkedWorkers:
     """The process that forks, seen from the tests."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, process: Forked, asked: TextIO) -> None:
+        self._process, self._asked = process, asked
 
     def finish(self, module: str, count: int, *arguments: str) -> tuple[list[int], str, str]:
         """The exit codes of this many workers of `tests.runtime.MODULE`, and what rank 0 printed on stdout and stderr."""
-        print(json.dumps([f"tests.runtime.{module}", count, *arguments]), file=self._process.stdin, flush=True)
+        print(json.dumps([f"tests.runtime.{module}", count, *arguments]), file=self._asked, flush=True)
         answer = self._process.stdout.readline()
         assert answer, f"the process that forks ended, with {self._process.wait()}"
         return tuple(json.loads(answer))
@@ -33,6 +36,12 @@ class ForkedWorkers:
 @contextmanager
 def forked_workers() -> Iterator[ForkedWorkers]:
     """Starts the process that forks, and ends it."""
-    command = [sys.executable, "-m", "tests.runtime.forking_process"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield ForkedWorkers(process)
+    reading, writing = os.pipe()
+    process = Forked(["-m", "tests.runtime.forking_process"], os.environ, stdin=reading)
+    with process.stdout, process.stderr:
+        printed = threading.Thread(target=copyfileobj, args=(process.stderr, sys.__stderr__), daemon=True)
+        printed.start()
+        with os.fdopen(writing, "w") as asked:
+            yield ForkedWorkers(process, asked)
+        process.wait()
+        printed.join()
