@@ -1,7 +1,8 @@
 """File systems and networks of a test's own, in user namespaces: nothing of the machine changes, and no right is needed.
 
-    python -m tests.runtime.namespaces small_disk FOLDER SIZE COMMAND...     COMMAND where FOLDER is a disk of SIZE
-    python -m tests.runtime.namespaces two_nodes REQUEST                     see `two_nodes`; with namespaces of its own
+    python -m tests.runtime.namespaces try                       ends well where they can be used
+    python -m tests.runtime.namespaces on_a_small_disk REQUEST   see `on_a_small_disk`
+    python -m tests.runtime.namespaces two_nodes REQUEST         see `two_nodes`
 """
 
 import ctypes
@@ -22,7 +23,6 @@ from tests.runtime.forked import Forked
 from tests.runtime.workers import command_line, finish
 
 MODULE = "tests.runtime.namespaces"
-OWN = ("unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 """Addresses of the two nodes, from the range for private networks; they see nothing else."""
 _MOUNT, _USER, _PROCESS, _NETWORK = 0x00020000, 0x10000000, 0x20000000, 0x40000000
@@ -34,12 +34,8 @@ def refusal() -> str | None:
     """Why namespaces can't be used here; None where they can."""
     if os.environ.get("CI") and hasattr(os, "geteuid") and os.geteuid() == 0:
         return "namespaces are not used as root in continuous integration"
-    try:
-        command = [*OWN, "unshare", "--net", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return f"no namespaces: {e}"
-    return None if done.returncode == 0 else f"the kernel refuses namespaces: {done.stderr.strip()}"
+    code, _, err = finish(Forked(["-m", MODULE, "try"], os.environ))
+    return None if code == 0 else f"the kernel refuses namespaces: {err.strip().splitlines()[-1]}"
 
 
 def require_namespaces() -> None:
@@ -49,15 +45,16 @@ def require_namespaces() -> None:
         pytest.skip(why)
 
 
-def small_disk(folder: Path, size: str) -> tuple[str, ...]:
-    """Words to put before a command so that `folder` is an empty disk of that size for it."""
-    return (*OWN, sys.executable, "-m", MODULE, "small_disk", str(folder), size)
+def on_a_small_disk(command: Sequence[str], disk: Path, size: str, *, before: str = ":", after: str = ":") -> Forked:
+    """`python COMMAND`, forked, where that folder is a disk of this size (a number of bytes, or with a unit), between two lines of sh."""
+    request = {"command": list(command), "disk": str(disk), "size": size, "before": before, "after": after}
+    return Forked(["-m", MODULE, "on_a_small_disk", json.dumps(request)], os.environ)
 
 
-def _enter() -> None:
-    """Does what `OWN` and `unshare --net` do: goes on in a child that is root, and process 1, in namespaces of its own."""
+def _enter(more: int = 0) -> None:
+    """Goes on in a child that is root, and process 1, with file systems of its own, and `more` of the kinds of namespaces."""
     user, group = os.geteuid(), os.getegid()
-    _called("unshare", _USER | _MOUNT | _PROCESS | _NETWORK)
+    _called("unshare", _USER | _MOUNT | _PROCESS | more)
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
         Path(f"/proc/self/{name}").write_text(text)
     child = os.fork()
@@ -78,6 +75,15 @@ def _called(name: str, *arguments: int) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments):
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+
+def _on_a_small_disk(request: dict) -> int:
+    """Returns the command's exit code."""
+    _do("mount", "-t", "tmpfs", "-o", f"size={request['size']}", "tmpfs", request["disk"])
+    _do("sh", "-c", request["before"])
+    code = Fork(["python", *request["command"]]).wait()
+    _do("sh", "-c", request["after"])
+    return code
 
 
 def _two_nodes(request: dict) -> list[dict]:
@@ -129,8 +135,13 @@ def _do(*command: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "small_disk":
-        _do("mount", "-t", "tmpfs", "-o", f"size={sys.argv[3]}", "tmpfs", sys.argv[2])
-        os.execvp(sys.argv[4], sys.argv[4:])
-    _enter()
-    sys.stdout.write(json.dumps(_two_nodes(json.loads(sys.argv[2]))))
+    match sys.argv[1:]:
+        case ["on_a_small_disk", request]:
+            _enter()
+            sys.exit(_on_a_small_disk(json.loads(request)))
+        case ["two_nodes", request]:
+            _enter(_NETWORK)
+            sys.stdout.write(json.dumps(_two_nodes(json.loads(request))))
+        case _:
+            _enter(_NETWORK)
+            _do("unshare", "--net", "mount", "-t", "tmpfs", "tmpfs", "/mnt")

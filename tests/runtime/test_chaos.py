@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runtime.namespaces import ADDRESSES, refusal, small_disk, two_nodes
+from tests.runtime.namespaces import ADDRESSES, on_a_small_disk, refusal, two_nodes
 from tests.runtime.trainings import STEP, baechi
 from tests.runtime.workers import shared_memory
 
@@ -151,9 +151,9 @@ class Chaos:
         disk = self.folder / "disk"
         disk.mkdir(exist_ok=True)
         self.run.mkdir(exist_ok=True)
-        shell = f'cp -a {self.run}/. {disk} && "$@"; code=$?; rm -rf {self.run}/*; cp -a {disk}/. {self.run}; exit $code'
-        wrapper = (*small_disk(disk, str(size + (1 << 16))), "sh", "-c", shell, "sh")
-        return finished(baechi(*self._command(executor, disk), wrapper=wrapper))
+        before, after = f"cp -a {self.run}/. {disk}", f"rm -rf {self.run}/*; cp -a {disk}/. {self.run}"
+        command = ["-m", "baechi_ext", *self._command(executor, disk)]
+        return finished(on_a_small_disk(command, disk, str(size + (1 << 16)), before=before, after=after))
 
     def _two_nodes(self) -> Ended:
         """The cable is pulled at some moment, or not before the end."""

@@ -15,8 +15,8 @@ import pytest
 from tests.runtime import faulty_worker
 from tests.runtime.forked import Forked, start, torchrun
 from tests.runtime.forked_workers import ForkedWorkers
-from tests.runtime.namespaces import require_namespaces, small_disk
-from tests.runtime.trainings import STEP, TIMEOUT_SECONDS, baechi, costs_of, losses_of, steps_in
+from tests.runtime.namespaces import on_a_small_disk, require_namespaces
+from tests.runtime.trainings import STEP, TIMEOUT_SECONDS, costs_of, losses_of, steps_in
 from tests.runtime.workers import finish, only_error, shared_memory, workers_of
 
 STEPS = 7
@@ -183,9 +183,9 @@ def test_the_disk_is_full(clean: None, costs: str, whole: list[float], tmp_path:
     size = sum(f.stat().st_size for f in sample(costs, tmp_path).iterdir())
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
-    shell = ("sh", "-c", f'"$@"; code=$?; cp -a {disk}/. {kept}; exit $code', "sh")
     kept.mkdir()
-    process = baechi(*training(costs, disk), wrapper=(*small_disk(disk, str(int(2.5 * size))), *shell))
+    command = ["-m", "baechi_ext", *training(costs, disk)]
+    process = on_a_small_disk(command, disk, str(int(2.5 * size)), after=f"cp -a {disk}/. {kept}")
     code, out, err = finish(process, timeout=TIMEOUT_SECONDS)
     assert (code, out) == (1, ""), err
     said = only_error(err)
@@ -204,9 +204,9 @@ def sample(costs: str, folder: Path) -> Path:
 def test_shared_memory_is_exhausted(costs: str, whole: list[float]) -> None:
     """Workers hand tensors over through sockets and keep nothing there: a /dev/shm without a byte to spare does no harm."""
     require_namespaces()
-    fill = 'head -c 9999 /dev/zero >/dev/shm/full 2>/dev/null; [ "$(df --output=avail /dev/shm | tail -1)" -eq 0 ] && "$@"'
-    wrapper = (*small_disk(Path("/dev/shm"), "4k"), "sh", "-c", fill, "sh")
-    process = baechi(*STEP, costs, "--workers=process", f"--train_steps={STEPS}", "--json", wrapper=wrapper)
+    fill = 'head -c 9999 /dev/zero >/dev/shm/full 2>/dev/null; [ "$(df --output=avail /dev/shm | tail -1)" -eq 0 ]'
+    command = ["-m", "baechi_ext", *STEP, costs, "--workers=process", f"--train_steps={STEPS}", "--json"]
+    process = on_a_small_disk(command, Path("/dev/shm"), "4k", before=fill)
     code, out, err = finish(process, timeout=TIMEOUT_SECONDS)
     assert code == 0, err
 

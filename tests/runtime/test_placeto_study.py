@@ -20,7 +20,8 @@ from baechi_runtime.placeto import study as placeto_study
 from baechi_runtime.placeto.study import BATCH, StudySettings, Task, affordable, runs_of, search
 from baechi_runtime.placeto.study_table import CONTROLS, Point, Run, StudyTable, append, read_runs
 from tests.build import cluster_of, graph_of
-from tests.runtime.workers import finish, only_error, shared_memory, start
+from tests.runtime.forked import start
+from tests.runtime.workers import finish, only_error, shared_memory
 
 SETTINGS = StudySettings(("small",), "train", 2, ("topo", "bfs"), 2, 2 * BATCH, cluster_of(3, latency_us=1), 0)
 

@@ -10,7 +10,7 @@ COMMAND = [
     *("--image_size=2", "--d_model=8", "--num_layers=1", "--placement_method=round_robin", "--comm_cost_coeffs=0.001,50"),
     "--cluster_hosts=" + ",".join(f"{address}:2222" for address in ADDRESSES),
 ]
-TIMEOUT_SECONDS = 10
+TIMEOUT_SECONDS = 5
 
 
 def on_two_hosts(*flags: str) -> list[list[str]]:
