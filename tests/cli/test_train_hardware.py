@@ -13,6 +13,7 @@ from baechi_ext.cost.hardware import COUNTED, OF_OPS, SCALED
 from baechi_ext.ir import OpGraph, Plan
 from baechi_ext.simulate.one_device import one_device_timeline
 from tests.cli.files import ROOT, write
+from tests.runtime.forked import output
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ("--model_name=alexnet", "--batch_size=4", "--image_size=64", "--time_limit=0.2")
@@ -22,8 +23,7 @@ H100 = HARDWARE["h100"]
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planned")
-    command = [sys.executable, "-m", "baechi_runtime", "train", *SMALL, "--hardware=h100", "--num_devices=2", f"--out={folder}", "--json"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
+    printed = output("train", *SMALL, "--hardware=h100", "--num_devices=2", f"--out={folder}", "--json")
     (folder / "printed.json").write_text(printed, encoding="utf-8")
     return folder
 

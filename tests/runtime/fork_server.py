@@ -83,12 +83,15 @@ def become(arguments: Sequence[str], environment: Mapping[str, str], passed: Seq
 
 
 def ran(arguments: Sequence[str]) -> int:
-    """The exit code of `python ARGUMENTS`: [-u] -m MODULE or SCRIPT, and what these take."""
+    """The exit code of `python ARGUMENTS`: [-u] -m MODULE, -c PROGRAM or SCRIPT, and what these take."""
     first, *rest = arguments[arguments[0] == "-u" :]
     try:
         if first == "-m":
             sys.argv, sys.path[0] = rest, os.getcwd()
             runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        elif first == "-c":
+            sys.argv, sys.path[0] = ["-c", *rest[1:]], os.getcwd()
+            exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
         else:
             sys.argv, sys.path[0] = [first, *rest], os.path.dirname(os.path.abspath(first))
             runpy.run_path(first, run_name="__main__")

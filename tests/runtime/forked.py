@@ -109,7 +109,7 @@ def run(*flags: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 
 def python(*words: str, folder: Path = ROOT, framework: str = "torch") -> subprocess.CompletedProcess[str]:
-    """`python WORDS`, ended: -m and a module, or a script."""
+    """`python WORDS`, ended: -m and a module, -c and a program, or a script."""
     return subprocess.CompletedProcess(words, *finish(Forked(words, os.environ, framework, folder)))
 
 

@@ -4,7 +4,6 @@ import copy
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.torch.calls.module_call import call_of
 from baechi_runtime.torch.calls.search_process import is_serializable, plan_from_json, plan_to_json
 from baechi_runtime.torch.calls.session import ASIDE, SEARCHED_FOR
-from tests.test_layers import ROOT
+from tests.runtime.forked import python
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is left for no search beside training")
 
@@ -108,8 +107,7 @@ def test_whoever_insists_on_placing_waits_for_the_plan() -> None:
 
 def test_a_search_ends_with_its_training() -> None:
     script = """
-import os, sys, torch
-sys.path.insert(0, sys.argv[1])
+import os, torch
 from tests.runtime.test_search_process import Towers, train
 import baechi_ext
 from baechi_runtime.torch.calls.module_call import call_of
@@ -120,8 +118,8 @@ train(model, 2)
 print(call_of(model).session._aside.search._process.pid, flush=True)
 os._exit(0)
 """
-    command = [sys.executable, "-c", script, str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    done = python("-c", script)
+    assert done.returncode == 0, done.stderr
     there = Path("/proc", done.stdout.strip())
     for _ in range(600):
         if not there.exists() or "(zombie)" in (there / "status").read_text():

@@ -1,10 +1,10 @@
 """A group of workers that was left has no threads any more: one that gives a tensor back while python ends would abort the process."""
 
 import os
-import subprocess
-import sys
 
 from baechi_runtime.torch.processes.environment import of_worker
+from tests.runtime.forked import Forked
+from tests.runtime.workers import finish
 
 PROGRAM = """
 import torch
@@ -31,9 +31,8 @@ assert bool(threads_of_a_group()) == {fails}
 
 def left(fails: bool) -> tuple[int, str]:
     """The exit code and stderr of a worker that leaves its group."""
-    place = {**os.environ, **of_worker(0, 1, 0)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format(fails=fails)], env=place, capture_output=True, text=True, timeout=120)
-    return done.returncode, done.stderr
+    code, _, err = finish(Forked(["-c", PROGRAM.format(fails=fails)], {**os.environ, **of_worker(0, 1, 0)}))
+    return code, err
 
 
 def test_a_group_that_was_left_has_no_threads() -> None:

@@ -1,7 +1,6 @@
 """`baechi_ext.parallelize` of training steps: what runs placed, that it computes the same, and what it says where it can't."""
 
 import gc
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from baechi_ext.errors import CaptureError, ExecutionError, OptionError, ParityE
 from baechi_ext.ir import Cluster, Link, OpGraph, Plan
 from baechi_runtime.host.frameworks import framework_of
 from baechi_runtime.tensorflow.calls import placing
+from tests.runtime.forked import python
 
 HERE = {"workers": "thread", "method": "m_topo"}
 """On logical devices, which start at once."""
@@ -322,7 +322,7 @@ def step(x):
     return tf.reduce_sum(weight)
 step(next(batches))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    done = python("-c", script, framework="tensorflow")
     assert "CaptureError: step uses the variable 'weight', which a function of a data set reads, too" in done.stderr.splitlines()[-1]
 
 

@@ -4,8 +4,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ import pytest
 from baechi_ext.errors import ExecutionError, OptionError
 from baechi_runtime.tensorflow.servers.blocking_calls import Calls
 from baechi_runtime.tensorflow.servers.devices import Servers
+from tests.runtime.forked import Forked, python
 from tests.runtime.tensorflow.steps import branches, endless, greedy
 
 ROOT = Path(__file__).parents[3]
@@ -112,12 +111,12 @@ def test_servers_end_with_their_parent(kind: signal.Signals) -> None:
         "    step = endless()\n    session = step.session(servers, [1] * len(step.captured.graph))\n"
         "    print(*(s.process.pid for s in servers.servers), flush=True)\n    session.run()\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    parent = Forked(["-c", code], os.environ, "tensorflow")
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 2
     parent.send_signal(kind)
     parent.wait(timeout=SOON)
-    parent.stdout.close()
+    parent.communicate()
     await_end(pids)
 
 
@@ -131,7 +130,7 @@ def test_a_program_whose_server_died_ends() -> None:
         "    threading.Timer(1.0, os.kill, (servers.servers[0].process.pid, signal.SIGKILL)).start()\n"
         "    try:\n        session.run()\n    except ExecutionError as e:\n        print(e)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=4 * SOON)
+    done = python("-c", code, framework="tensorflow")
     assert done.returncode == 0, done.stderr
     assert "was killed by SIGKILL" in done.stdout
 
