@@ -13,8 +13,8 @@ from benchmarks.data_parallel import DataParallel
 
 def test_two_workers_train_the_model() -> None:
     """Dropout draws other numbers there, so there is none; BatchNorm would see parts of the batch, so the model has none."""
-    options = ModelOptions(batch_size=4, image_size=63, dropout=0.0)
-    request = TrainRequest("alexnet", PlanRequest(), options, learning_rate=0.05, timeout_seconds=200)
+    options = ModelOptions(batch_size=4, vocab_size=60, max_seq_length=6, num_layers=1, d_model=32, num_heads=4, dropout=0.0)
+    request = TrainRequest("transformer", PlanRequest(), options, learning_rate=0.05, timeout_seconds=200)
     eager = EagerStep(build_step(request), torch.device("cpu"))
     with DataParallel(request, cpu_devices(2)) as workers:
         for _ in range(2):

@@ -25,7 +25,8 @@ from tests.runtime import forked
 
 Run = Callable[..., tuple[int, str, str]]
 BASE = {"baechi": baechi_ext.__version__, "python": platform.python_version()}
-STEP = ["--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=2", "--comm_cost_coeffs=0.001,50"]
+GIVEN = ["--comm_cost_coeffs=0.001,50", "--device_speeds=1"]
+STEP = ["--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=2", *GIVEN]
 TWO = ["--num_devices=2", "--device_memory=1GiB"]
 FEW = ["--evaluations=10", "--episodes=2", "--repeats=1"]
 CALLS: dict[str, tuple[list[str], bool]] = {

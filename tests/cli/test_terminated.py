@@ -22,7 +22,7 @@ WITHIN = 20.0
 SMALL = ("--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--comm_cost_coeffs=0.001,100")
 TINY = (*SMALL, "--image_size=2", "--d_model=8", "--num_layers=1")
 """A step of TensorFlow that is captured and profiled in a quarter of the time."""
-ENDLESS = ("--placement_method=contiguous", "--num_steps=1000000")
+ENDLESS = ("--placement_method=contiguous", "--num_steps=1000000", "--device_speeds=1")
 SEARCH = ("--placement_method=refine", "--time_limit=3600")
 SCRIPT = """
 import torch

@@ -150,7 +150,7 @@ def test_the_reference_draws_the_masks_of_the_whole_batch() -> None:
         torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.parametrize(("num_devices", "flags"), [(2, []), (3, ["--untagged", "--rendezvous"])])
+@pytest.mark.parametrize(("num_devices", "flags"), [pytest.param(2, [], marks=pytest.mark.slow), (3, ["--untagged", "--rendezvous"])])
 def test_parity_on_processes(workers: ForkedWorkers, num_devices: int, flags: list[str]) -> None:
     """Parameters, gradients, dropout masks and mere orders go from process to process; with and without tags."""
     found = json.loads(workers.run("models_on_processes", num_devices, "--parts", *flags, "wide_towers", "gpt2", "alexnet"))

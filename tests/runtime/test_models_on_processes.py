@@ -35,7 +35,7 @@ def _together(num_devices: int, name: str) -> list[str]:
     return [other for other in SMALL if ((num_devices, other) in EACH_TIME) == ((num_devices, name) in EACH_TIME)]
 
 
-@pytest.mark.parametrize(("num_devices", "flags"), [(2, []), (3, ["--rendezvous"])])
+@pytest.mark.parametrize(("num_devices", "flags"), [pytest.param(2, [], marks=pytest.mark.slow), (3, ["--rendezvous"])])
 def test_parity_without_tags(workers: ForkedWorkers, num_devices: int, flags: list[str]) -> None:
     """All tensors have one tag, so the order of sends and receives alone tells them apart, as NCCL does; no process waits for ever even
     where each waits for every end of a transfer."""

@@ -30,7 +30,7 @@ LINK = Link(us_per_byte=0.001, latency_us=100.0)
 """Plans are timed with it, here and in the run: what is held at a time depends on when what is moved."""
 FLAGS = [
     *("train", "--model_name=gnmt_v2", "--optimizer=adam", "--workers=process", "--placement_method=expert"),
-    f"--comm_cost_coeffs={LINK.us_per_byte},{LINK.latency_us}",
+    *(f"--comm_cost_coeffs={LINK.us_per_byte},{LINK.latency_us}", "--device_speeds=1"),
     *(f"--{name}={getattr(WIDE, name)}" for name in ("batch_size", "vocab_size", "max_seq_length", "rnn_units", "num_layers", "rnn_chunk")),
 ]
 

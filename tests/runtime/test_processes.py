@@ -18,7 +18,7 @@ from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.workers import finish, only_error, shared_memory, wait_for_line, workers_of
 
 PROBED = ["train", "--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--workers=process", "--num_steps=2"]
-SMALL = [*PROBED, "--comm_cost_coeffs=0.001,100"]
+SMALL = [*PROBED, "--comm_cost_coeffs=0.001,100", "--device_speeds=1"]
 """No link to probe, which takes longer than all else that a worker does."""
 ENDLESS = [*SMALL, "--num_steps=100000", "--placement_method=m_etf"]
 

@@ -15,9 +15,9 @@ from tests.runtime.workers import ROOT
 
 STEP = [
     *("train", "--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--optimizer=adam", "--learning_rate=0.001"),
-    *("--placement_method=contiguous", "--comm_cost_coeffs=0.001,100"),
+    *("--placement_method=contiguous", "--comm_cost_coeffs=0.001,100", "--device_speeds=1"),
 ]
-"""No search, and no link to probe."""
+"""No search, no link to probe, and no speeds to compare."""
 GPT2 = ("--model_name=gpt2", "--batch_size=4", "--vocab_size=60", "--max_seq_length=6", "--num_layers=1", "--d_model=32", "--num_heads=4")
 TIMEOUT_SECONDS = 240
 
