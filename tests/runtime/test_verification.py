@@ -16,7 +16,8 @@ from baechi_runtime.torch.calls import verify
 from baechi_runtime.torch.calls.phases import PhasedFragment
 from baechi_runtime.torch.calls.placed_function import CASTS
 from baechi_runtime.torch.calls.session import Session
-from baechi_runtime.torch.calls.verify import ALWAYS, SHARE, RandomState, Verification
+from baechi_runtime.torch.calls.verify import ALWAYS, SHARE, Verification
+from baechi_runtime.torch.lowering.random_state import RandomState
 
 
 class Clock:
@@ -217,26 +218,33 @@ def test_it_is_an_error_where_all_is_to_be_placed(what: str, one_thread: None, m
 
 
 class Segments(nn.Module):
-    """A head for segmentation. The biases before its normalisation have gradients that are rounding alone, and interpolation rounds
-    otherwise in a captured step."""
+    """A head for segmentation, with or without attention. The biases before its normalisation have gradients that are rounding alone, and
+    interpolation rounds otherwise in a captured step."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, attends: bool) -> None:
         super().__init__()
+        self.attends = attends
         self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 16)
         self.fuse, self.norm, self.last = nn.Conv2d(32, 16, 1, bias=False), nn.BatchNorm2d(16), nn.Conv2d(16, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.first(x)
+        if self.attends:
+            heads = first[:, None]  # four dimensions have a kernel of their own
+            first = first + functional.scaled_dot_product_attention(heads, heads, heads)[:, 0]
         maps = [part.permute(0, 2, 1).reshape(-1, 16, 4, 4) for part in (first, self.second(first))]
         larger = [functional.interpolate(part, size=(16, 16), mode="bilinear") for part in maps]
         return self.last(torch.relu(self.norm(self.fuse(torch.cat(larger, 1)))))
 
 
+@pytest.mark.parametrize("attends", [False, True])
 @pytest.mark.parametrize("wrong", [False, True])
-def test_rounding_alone_is_held_against_double_precision(*, wrong: bool, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_alone_is_held_against_double_precision(
+    *, wrong: bool, attends: bool, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On CPU devices, too: such a bias' gradient differed by some thousandths of the floor for small ones. A wrong gradient is found."""
     torch.manual_seed(1)
-    model = baechi_ext.parallelize(Segments(), devices=2, method="random", keep_placed=True)
+    model = baechi_ext.parallelize(Segments(attends=attends), devices=2, method="random", keep_placed=True)
     if wrong:
         corrupt_backward(monkeypatch)
     for _ in range(4):

@@ -26,7 +26,7 @@ from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.measure.comparator import compare, differences
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.models.training_step import EagerStep, TrainingStep
-from baechi_runtime.torch.lowering.random_state import as_it_was
+from baechi_runtime.torch.lowering.random_state import RandomState, as_it_was
 from baechi_runtime.torch.processes.executor import Executor
 from baechi_runtime.torch.streams.executor import StreamStep
 
@@ -309,12 +309,14 @@ class Masks:
 
     def noted(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Calls an op, and notes its mask where it draws one: a tensor to multiply with, as on the host, or one beside the result."""
+        tagged = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and func is not torch.ops.aten.native_dropout.default
+        before = RandomState() if tagged else None
         result = func(*args, **kwargs)
         if func is _BERNOULLI:
             self._drawn.append(result.clone())
         elif _drops(func, args):
             self._drawn.append(result[1])
-        elif torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and func is not torch.ops.aten.native_dropout.default:
+        elif before is not None and not before.is_now():  # attention without dropout has this tag, too, and draws nothing
             self.are_all = False
         return result
 

@@ -29,10 +29,11 @@ from baechi_runtime.torch.calls.capturing import TrainingCall, call_of_fragments
 from baechi_runtime.torch.calls.parallelize import executor_of
 from baechi_runtime.torch.calls.placed_function import LoadedFragment
 from baechi_runtime.torch.calls.recording import WARM_UP, CallRecorder
-from baechi_runtime.torch.calls.verify import RandomState, normalised_by_part, restore
+from baechi_runtime.torch.calls.verify import normalised_by_part, restore
 from baechi_runtime.torch.calls.workers import Workers, loaded_phases
 from baechi_runtime.torch.cluster import find_cluster
 from baechi_runtime.torch.lowering.devices import on_core_of
+from baechi_runtime.torch.lowering.random_state import RandomState
 from baechi_runtime.torch.measure import how_measured, measure_on, measured_peak_bytes
 from baechi_runtime.torch.processes.executor import Executor, ProcessExecutor
 from baechi_runtime.torch.processes.sent_timeline import timeline_from_json, timeline_to_json

@@ -23,6 +23,7 @@ from baechi_runtime.measure.parity_result import UNPLACED_RANDOMNESS, in_json, r
 from baechi_runtime.torch.calls.capturing import FULL_PRECISION
 from baechi_runtime.torch.calls.placed_function import Gradients, LoadedFragment
 from baechi_runtime.torch.lowering.devices import one_thread
+from baechi_runtime.torch.lowering.random_state import RandomState
 from baechi_runtime.torch.parity import GRADIENT_OF, NEW_VALUE_OF, OUTPUT, TOLERANCE, Masks, parity_of_kernels
 
 ALWAYS = 16
@@ -30,23 +31,6 @@ ALWAYS = 16
 time."""
 SHARE = 0.01
 _RANDOM = 1000
-
-
-@dataclass
-class RandomState:
-    """All generators of torch's own that a forward pass may draw from."""
-
-    torch_cpu: Tensor = field(default_factory=torch.get_rng_state)
-    torch_cuda: list[Tensor] = field(default_factory=lambda: torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
-
-    def restore(self) -> None:
-        torch.set_rng_state(self.torch_cpu)
-        if self.torch_cuda:
-            torch.cuda.set_rng_state_all(self.torch_cuda)
-
-    def is_now(self) -> bool:
-        now = RandomState()
-        return torch.equal(self.torch_cpu, now.torch_cpu) and all(map(torch.equal, self.torch_cuda, now.torch_cuda))
 
 
 @contextmanager

@@ -4,11 +4,29 @@ import base64
 import binascii
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from baechi_ext.errors import CheckpointError
+
+
+@dataclass
+class RandomState:
+    """All generators of torch's own that a forward pass may draw from."""
+
+    torch_cpu: torch.Tensor = field(default_factory=torch.get_rng_state)
+    torch_cuda: list[torch.Tensor] = field(default_factory=lambda: torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.torch_cpu)
+        if self.torch_cuda:
+            torch.cuda.set_rng_state_all(self.torch_cuda)
+
+    def is_now(self) -> bool:
+        now = RandomState()
+        return torch.equal(self.torch_cpu, now.torch_cpu) and all(map(torch.equal, self.torch_cuda, now.torch_cuda))
 
 
 @contextmanager
