@@ -1,6 +1,7 @@
 """Options and arguments that `parallelize` and `plan` take of a user's module: what is refused, and what runs as it is."""
 
 import copy
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -121,3 +122,60 @@ def test_arguments_that_hide_tensors() -> None:
     """The error is that of the module itself."""
     with pytest.raises(TypeError, match="unsupported operand"):
         place(Answers(SHAPES["tensor"]))(torch.randn(5, 6), mask={torch.ones(12)})
+
+
+@torch.compiler.disable
+def aside() -> None:
+    """Breaks the graph."""
+
+
+class Front(nn.Module):
+    """Trains nothing, and is traced in two graphs where it stands in a chain of torch's own modules."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.abs()
+        aside()
+        return x + 1
+
+
+def test_what_trains_in_frames_that_are_passed_over_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """The graphs that TorchDynamo does find have nothing to train, which is no reason why the chain isn't placed."""
+    model = place(nn.Sequential(Front(), nn.Linear(4, 4), nn.Tanh()), strict=False)
+    for _ in range(3):
+        model(torch.randn(2, 4)).sum().backward()
+    found = report(model)
+    assert found.placed_steps == 0
+    assert "not placed; 3 calls ran as they are: TorchDynamo found no graph in it that trains" in str(found)
+    assert capsys.readouterr().err.count("Sequential runs as it is: TorchDynamo found no graph in it that trains") == 1
+    with pytest.raises(CaptureError, match="no graph in it that trains"):
+        place(nn.Sequential(Front(), nn.Linear(4, 4)))(torch.randn(2, 4))
+
+
+def test_a_chain_that_has_no_gradients_is_not_said_to_be_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    model = place(nn.Sequential(Front(), nn.Linear(4, 4)).requires_grad_(False))
+    model(torch.randn(2, 4))
+    assert "a forward pass alone is not placed" in str(report(model))
+    assert capsys.readouterr().err == ""
+
+
+class Shown(nn.Module):
+    """Returns, from the second of its two graphs, a view that it also computes with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        first = self.first(x).tanh()
+        aside()
+        second = self.second(x)
+        rows = second.t()
+        return first, second, rows, rows.sin()
+
+
+def test_a_part_that_is_not_placed_is_called_a_part(capsys: pytest.CaptureFixture[str]) -> None:
+    model = place(Shown(), strict=False)
+    for _ in range(3):
+        sum(t.sum() for t in model(torch.randn(2, 4))).backward()
+    assert report(model).placed_steps > 0
+    assert re.search(r"^baechi: a part of Shown runs as it is: it returns a view", capsys.readouterr().err, re.MULTILINE)

@@ -14,7 +14,7 @@ from baechi_ext.capture.torch_dynamo import (
     traced,
     traced_elsewhere,
 )
-from baechi_ext.capture.torch_private import inside_backward, is_traced
+from baechi_ext.capture.torch_private import inside_backward, is_traced, tree_flatten
 from baechi_ext.errors import CaptureError
 from baechi_runtime.report.call_report import FORWARD_ALONE, UNTRACED
 from baechi_runtime.torch.calls.fragments import Settings
@@ -51,18 +51,19 @@ class ModuleCall:
             session.look_back((args, kwargs))
             if session.refusal:
                 return self(*args, **kwargs)
-        ran, placed, marks = session.ran, session.ran_placed, trace_marks()
+        ran, trained, placed, marks = session.ran, session.ran_trained, session.ran_placed, trace_marks()
         session.begin_call()
         with traced_for_us(session.log):
             value = self._compiled(*args, **kwargs)
         session.placed_calls += session.ran_placed != placed
-        if session.ran == ran:
+        if session.ran == ran or (session.ran_trained == trained and has_gradients(value)):
             if marks % 2 or trace_marks() != marks:
                 session.count_plain(ELSEWHERE)
                 return value
             session.count_plain(UNTRACED)
             if session.settings.strict:
                 raise CaptureError(f"{session.name} is not placed: {UNTRACED}{session.log.why()}")
+            session.say_once(f"{session.name} runs as it is: {UNTRACED}{session.log.why()}")
         return value
 
     def _why_not(self) -> str:
@@ -115,6 +116,10 @@ class ModuleCall:
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Save the module as one that is not placed."""
         return type(None), ()
+
+
+def has_gradients(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_flatten(value)[0])
 
 
 def has_no_shapes(module: nn.Module) -> bool:

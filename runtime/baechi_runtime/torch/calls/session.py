@@ -85,6 +85,8 @@ class Session:
         """Why everything runs as it is until steps change: placing does not pay."""
         self.ran = 0
         """Fragments that ran, placed or not."""
+        self.ran_trained = 0
+        """Those of them that were given something with gradients."""
         self.ran_placed = 0
         """Fragments that ran placed."""
         self.placed_calls = 0
@@ -175,6 +177,7 @@ class Session:
         if (raised := take_raised()) is not None:
             raise_if_asked_for(raised)
         self.ran += 1
+        self.ran_trained += torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
         if why := self._why_plain_now(fragment, args):
             return self.run_plain(fragment, args, why)
         if fragment.loaded is None:
@@ -425,11 +428,12 @@ class Session:
         self.lead.leave()
         for f in members:
             f.why_not, f.loaded = str(error), None
-        if all(f.why_not for f in self.fragments):
+        whole = all(f.why_not for f in self.fragments)
+        if whole:
             self.refusal = str(error)
         if self.settings.strict or isinstance(error, (DriftError, LostPeerError)):
             raise error
-        self.say_once(f"{self.name} runs as it is: {error}")
+        self.say_once(f"{'' if whole else 'a part of '}{self.name} runs as it is: {error}")
 
     def _differs(self, error: BaechiError, members: Sequence[LiveFragment]) -> None:
         """Give up on a verified call that differs. If it failed on one of several workers, raise the error, as the others wait for it."""
