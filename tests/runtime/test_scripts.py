@@ -357,6 +357,20 @@ def test_a_line_says_what_is_left_out_beside_placed_modules(tmp_path: Path) -> N
     assert run.lines()[5].endswith("4 modules of a script are, at most")
 
 
+def test_a_module_beyond_those_that_are_placed_does_not_collect_garbage_at_each_call(tmp_path: Path) -> None:
+    """A collection takes 0.1 s once torch is loaded; the fifth module's calls took that long each."""
+    path = tmp_path / "five.py"
+    counted = "import gc\nplain, full = gc.collect, []\ngc.collect = lambda *a: full.append(1) or plain(*a)\n"
+    steps = "models = [Odd() for _ in '12345']\nfor one in models:\n    one(torch.randn(8, 20))\ndel full[:]\n"
+    steps += "for _ in range(31):\n    models[4](torch.randn(8, 20)).sum().item()\n"
+    ended = "gc.collect = plain\nmodels = models[4:]\nfor _ in range(40):\n    models[0](torch.randn(8, 20))\nprint(len(full))\n"
+    path.write_text(ODD.replace("HEAD", "").replace("FORWARD", "").partition("model =")[0] + counted + steps + ended)
+    torch.compiler.reset()
+    printed, run = placed(path)
+    assert int(printed) <= 5
+    assert len(run.placed) == 5  # the place that the others left is found
+
+
 def test_a_model_within_what_the_script_compiles_is_left_to_it(tmp_path: Path) -> None:
     path = tmp_path / "whole_step.py"
     compiled = "torch.compile(lambda x: model(x), backend='eager', fullgraph=True)"

@@ -137,6 +137,8 @@ class _Placing:
         self._lock = threading.Lock()
         self._modules: list[weakref.ref[nn.Module]] = []
         """Those that are placed. A call belongs to its module, so that both end where the script holds the module no more."""
+        self._in_vain = 0
+        """Calls of further modules since a place was last found free."""
 
     def runner(self, module: nn.Module, ordinary: Call) -> Call:
         """Return the function to run for a module's call."""
@@ -154,7 +156,7 @@ class _Placing:
         if compiled_by_others(module):
             self._run.left_out[type(getattr(module, "_orig_mod", module)).__name__] = COMPILED
             return ordinary
-        if self._living() == MOST_MODULES:
+        if not self._has_place():
             self._run.left_out[type(module).__name__] = f"{MOST_MODULES} modules of a script are, at most"
             return ordinary
         call = ModuleCall(module, ordinary, self._settings())
@@ -163,15 +165,25 @@ class _Placing:
         self._run.placed.append(call.session)
         return call
 
-    def _living(self) -> int:
-        """The number of placed modules that the script still holds."""
-        if len(self._modules) == MOST_MODULES:
-            gc.collect()
+    def _has_place(self) -> bool:
+        """True if the script holds fewer modules that are placed than may be.
+
+        Who still holds them takes a collection to know, which takes as long as many a step. So with each one that was in vain the next
+        is twice as many calls away. These are counted, and nothing is forgotten in between, since worker processes have to agree.
+        """
+        if len(self._modules) < MOST_MODULES:
+            return True
+        self._in_vain += 1
+        if self._in_vain & (self._in_vain - 1):
+            return False
+        gc.collect()
         self._modules = [module for module in self._modules if module() is not None]
-        return len(self._modules)
+        if len(self._modules) == MOST_MODULES:
+            return False
+        self._in_vain = 0
+        return True
 
     def _settings(self) -> Settings:
         asked, request = self._asked, self._asked.request
         executor = workers_of(request) or executor_of(devices_of(request), request.timeout_seconds, graphs=request.cuda_graphs)
         return Settings(request, executor, asked.verify_steps, asked.strict, asked.keep_placed, record=request.out is not None)
-
