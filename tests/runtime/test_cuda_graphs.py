@@ -212,3 +212,13 @@ def test_train_with_graphs() -> None:
     report = json.loads(out)
     assert report["parity"]["passed"]
     assert any("one CUDA graph of" in note for note in report["notes"])
+
+
+def test_a_value_that_rounding_decides_allows_no_other_to_differ() -> None:
+    """A truth value that double precision decides otherwise is infinitely far off; four times as far was allowed to all outputs."""
+    one, true = torch.ones(3), torch.tensor(True)
+    exact = {"output 0": one.double(), "output 1": ~true}
+    eager = {"output 0": one, "output 1": true}
+    assert parity_of_kernels(exact, eager, dict(eager)).passed
+    assert not parity_of_kernels(exact, eager, {**eager, "output 0": 1.5 * one}).passed
+    assert not parity_of_kernels(exact, eager, {**eager, "output 1": ~true}).passed
