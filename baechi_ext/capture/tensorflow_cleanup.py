@@ -8,6 +8,7 @@ for each variable anew. A small constant stands beside each op that reads it, so
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -124,14 +125,18 @@ class _Redirected:
         """Tensor -> the one that stands for it."""
         self.gone: dict[str, str] = {}
         """Node -> the one to wait for instead."""
+        self.waits: dict[str, list[str]] = {}
+        """Node that is gone -> what it waited for, as now all do that read from it or wait for it."""
         self.first: dict[tuple[object, ...], str] = {}
 
     def nodes(self) -> Nodes:
         for name, node in self.given.by_name.items():
-            inputs = _without_repeated_waits(map(self._read, node.input))
+            inputs = _without_repeated_waits(chain.from_iterable(map(self._read, node.input)))
             if found := self._found(node, inputs):
                 self.instead |= found
                 self.gone[name] = producer(next(iter(found.values())))
+                if _is_handle(node):
+                    self.waits[name] = list(filter(is_wait, inputs))
             else:
                 self.kept[name] = _with_inputs(node, inputs)
         return Nodes(
@@ -141,15 +146,16 @@ class _Redirected:
             kept=self.given.kept,
         )
 
-    def _read(self, reference: str) -> str:
+    def _read(self, reference: str) -> list[str]:
+        waits = self.waits.get(producer(reference), [])
         if is_wait(reference):
-            return f"^{self.gone.get(reference[1:], reference[1:])}"
-        return self.instead.get(tensor_name(reference), reference)
+            return [f"^{self.gone.get(reference[1:], reference[1:])}", *waits]
+        return [self.instead.get(tensor_name(reference), reference), *waits]
 
     def _found(self, node: "NodeDef", inputs: Sequence[str]) -> Mapping[str, str]:
         """The tensors that stand for a node's own; none for one that stays. `inputs` are what it reads by now."""
-        if node.op in _PASSING_ON and not any(map(is_wait, inputs)):
-            return {f"{node.name}:{i}": tensor_name(source) for i, source in enumerate(inputs)}
+        if node.op in _PASSING_ON and (_is_handle(node) or not any(map(is_wait, inputs))):
+            return {f"{node.name}:{i}": tensor_name(source) for i, source in enumerate(inputs) if not is_wait(source)}
         if node.op == "Const":
             return {}
         operation = self.graph.get_operation_by_name(node.name)
@@ -170,6 +176,11 @@ class _Redirected:
         """The value of an input that is a constant, else its name."""
         node = self.kept[producer(reference)]
         return _attributes(node) if node.op == "Const" else tensor_name(reference)
+
+
+def _is_handle(node: "NodeDef") -> bool:
+    """True for a node that hands on a variable itself, as a call that is inlined does, there behind what the call waits for."""
+    return bool(node.op == "Identity" and node.attr["T"].type == tensorflow().resource.as_datatype_enum)
 
 
 def _without_repeated_waits(inputs: Iterable[str]) -> list[str]:

@@ -208,6 +208,34 @@ def test_a_value_is_read_again_after_a_write() -> None:
     assert list(variables.values()) == [5.0]
 
 
+def test_a_call_that_waits_uses_the_variables_themselves() -> None:
+    """What stands in place of a call hands the variables on behind what the call waits for."""
+    state, weights = tf.Variable(1.0), tf.Variable(tf.fill([40, 50], 0.5))
+
+    @tf.function
+    def scaled(x: tf.Tensor) -> tf.Tensor:
+        before = tf.reduce_sum(x @ weights) * state
+        state.assign_add(1.0)
+        return before
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        state.assign(state * 2.0)
+        with tf.GradientTape() as tape:
+            loss = scaled(x * 2.0)
+        weights.assign_sub(tape.gradient(loss, weights))
+        return loss, scaled(x), state.read_value()
+
+    x = np.ones((2, 40), np.float32)
+    found = capture_function(step, [x])
+    assert not any(node.attr["T"].type == tf.resource.as_datatype_enum for node in found.graph_def.node if node.op == "Identity")
+    returned, variables = run_in_session(found, [x], 2)
+    assert returned == [[8000.0, -90000.0, 4.0], [-480000.0, -1422000.0, 10.0]]
+    ordinary = tf.function(step)
+    assert [[float(r) for r in ordinary(x)] for _ in range(2)] == returned
+    for variable in found.variables:
+        np.testing.assert_array_equal(variables[variable.shared_name], variable.variable.numpy())
+
+
 def test_what_is_computed_again_to_save_memory_stays_so() -> None:
     def step(x: tf.Tensor) -> tf.Tensor:
         large, again = tf.exp(x), tf.exp(x)
