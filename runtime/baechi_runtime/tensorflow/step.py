@@ -1,5 +1,6 @@
 """The training step that is captured, placed and timed: forward, loss, tf.GradientTape, optimizer.apply_gradients."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -71,9 +72,12 @@ def build_step(name: str, options: ModelOptions, optimizer: str = "sgd", learnin
 
 
 def require_keras_on_tensorflow() -> None:
-    """Raises MissingBackendError where Keras runs on another framework."""
+    """Raises MissingBackendError where Keras runs on another framework, or a script asks for another one, too late to be heard: Keras was
+    loaded before."""
     if keras.backend.backend() != "tensorflow":
         raise MissingBackendError(f"Keras runs on {keras.backend.backend()} here; set KERAS_BACKEND=tensorflow")
+    if (asked := os.environ.get("KERAS_BACKEND") or "tensorflow") != "tensorflow":
+        raise MissingBackendError(f"Keras runs on tensorflow here, and KERAS_BACKEND was set to {asked} meanwhile; set it to tensorflow")
 
 
 def train_step(

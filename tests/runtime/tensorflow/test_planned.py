@@ -240,7 +240,7 @@ def eager() -> keras.Model:
     ("ask", "said"),
     [
         (lambda: baechi_ext.plan(keras.Sequential([layers.Dense(1)], name="raw"), (1,)), r"raw has no training step before compile"),
-        (lambda: baechi_ext.plan(eager(), (1,)), "dense runs eagerly, or on several replicas; compile it without run_eagerly"),
+        (lambda: baechi_ext.plan(eager(), (1,)), "dense runs eagerly; compile it without run_eagerly"),
         (lambda: baechi_ext.plan(dense()[0]), r"a Keras model are a batch, as .x, y. or .* not a NoneType"),
         (lambda: baechi_ext.plan(dense()[0], np.ones((8, 6))), "or a dict of these, not a ndarray"),
         (lambda: baechi_ext.plan(dense()[0], {"left": 1}), "or a dict of these, not a dict of left"),

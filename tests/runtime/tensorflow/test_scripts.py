@@ -167,6 +167,18 @@ def test_why_nothing_is_placed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     code, out, err = run(tmp_path, tiny + "m.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=2, verbose=0)\n", capsys)
     assert code == 0
     assert "baechi: nothing was placed: the largest model that trained has 3 parameters, fewer than 1000\n" in err
+    eager = MODEL + "model.compile('sgd', 'mse', run_eagerly=True)\nmodel.fit(x, x[:, :1], verbose=0)\n"
+    assert "baechi: nothing was placed: the model sequential" in (err := run(tmp_path, eager, capsys)[2])
+    assert " runs eagerly\n" in err
+
+
+def test_keras_on_another_framework_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keras is loaded before the script, which would be trained on TensorFlow for all that it says."""
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    asks = "import os\nos.environ['KERAS_BACKEND'] = 'torch'\n"
+    code, out, err = run(tmp_path, asks + MODEL + "model.compile('sgd', 'mse')\nmodel.fit(x, x[:, :1])\nprint('trained')\n", capsys)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("error: Keras runs on tensorflow here, and KERAS_BACKEND was set to torch meanwhile")
 
 
 MODEL = """
@@ -431,6 +443,27 @@ annealed.compile(keras.optimizers.Adam(0.01))
 annealed.fit(np.float32(np.random.default_rng(0).random((12, 64))), batch_size=4, epochs=2, verbose=0, callbacks=[Anneal()])
 """
 """A model without its variables until the first batch, whose step is traced in it."""
+EAGER_FITS = """
+class Counted(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.count = keras.models.clone_model(model), 0
+    def call(self, x):
+        return self.inner(x)
+    def train_step(self, data):
+        self.count += 1
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(data) - 1)) / self.count
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+counted = Counted()
+counted.compile("sgd")
+for eagerly in (True, False, True):
+    tf.config.run_functions_eagerly(eagerly)
+    losses = counted.fit(x, batch_size=4, epochs=3, verbose=0).history["loss"]
+    print([round(loss, 5) for loss in losses], counted.count)
+tf.config.run_functions_eagerly(False)
+"""
 
 
 @pytest.mark.parametrize(
@@ -449,6 +482,7 @@ annealed.fit(np.float32(np.random.default_rng(0).random((12, 64))), batch_size=4
         (FOLDS, "7 steps placed, verified 2 of 7"),
         (COMPILED, "3 steps placed, verified 2 of 3"),
         (ANNEALED, "5 steps placed, verified 2 of 5"),
+        (EAGER_FITS, "6 steps placed, verified 2 of 6"),
     ],
 )
 def test_a_step_of_a_kind_of_its_own_prints_the_same(tmp_path: Path, script: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -456,7 +490,7 @@ def test_a_step_of_a_kind_of_its_own_prints_the_same(tmp_path: Path, script: str
     optimizers that the first step builds; variables that data sets read, or only a branch trains; gradients taken outside of the function;
     a trace for tensors of all shapes that Python state has changed behind, and one for those of the call, compiled, too; arguments by
     names that a trace cannot have; models that are gone before the next one is trained; Python state that a fit changes after its first
-    batch."""
+    batch; fits between which functions are told to run eagerly."""
     (tmp_path / "script.py").write_text(MODEL + script)
     expected = printed(str(tmp_path / "script.py"))
     keras.backend.clear_session()
@@ -529,5 +563,5 @@ def test_a_model_is_placed_by_parallelize() -> None:
 def test_a_model_that_runs_eagerly_is_refused() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", run_eagerly=True)
-    with pytest.raises(OptionError, match="runs eagerly, or on several replicas; compile it without run_eagerly"):
+    with pytest.raises(OptionError, match="sequential.* runs eagerly; compile it without run_eagerly"):
         baechi_ext.parallelize(model)

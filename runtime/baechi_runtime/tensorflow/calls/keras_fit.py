@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from baechi_ext.errors import OptionError
-from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction
+from baechi_runtime.tensorflow.calls.placed_function import EAGERLY, PlacedFunction
 from baechi_runtime.tensorflow.step import require_keras_on_tensorflow
 
 LARGE_ENOUGH = 1000
@@ -42,6 +42,8 @@ class PlacedModels:
         self.functions: list[PlacedFunction] = []
         self.too_small = 0
         """The most parameters of a model that was fitted and too small."""
+        self.left_alone = ""
+        """Why a model was left alone, if one was."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -55,6 +57,7 @@ class PlacedModels:
 
     def _place(self, model: keras.Model, train_step: Any) -> None:
         if train_step is None:
+            self.left_alone = why_left_alone(model)
             return
 
         def placed() -> PlacedFunction | None:
@@ -111,8 +114,8 @@ def require_placeable(model: keras.Model) -> None:
     require_keras_on_tensorflow()
     if _placer_of(model) is not None:
         raise OptionError(f"the fit of {model.name} is placed already; call baechi_ext.unplace(model) first")
-    if is_left_alone(model):
-        raise OptionError(f"model {model.name} runs eagerly, or on several replicas; compile it without run_eagerly and tf.distribute")
+    if why := why_left_alone(model):
+        raise OptionError(f"{why}; compile it without run_eagerly and tf.distribute")
 
 
 def step_of_fit(model: keras.Model) -> PlacedFunction:
@@ -147,7 +150,8 @@ def _placing(ordinary: Callable[..., Any], place: Callable[[keras.Model, Any], N
 
     def make_train_function(model: keras.Model, force: bool = False) -> Any:
         if model.train_function is None or force:
-            train_step = None if is_left_alone(model) else train_step_of(model)
+            require_keras_on_tensorflow()
+            train_step = None if why_left_alone(model) else train_step_of(model)
             with nullcontext() if train_step is None else _calling(model, train_step):
                 ordinary(model, force)
             place(model, train_step)
@@ -170,9 +174,12 @@ def _calling(model: keras.Model, train_step: Any) -> Iterator[None]:
             own["train_step"] = before
 
 
-def is_left_alone(model: keras.Model) -> bool:
-    """True if Keras does not run the model's step as one graph on one replica."""
-    return bool(model.run_eagerly) or model.distribute_strategy.num_replicas_in_sync > 1
+def why_left_alone(model: keras.Model) -> str:
+    """Why Keras does not run the model's step as one graph on one replica; empty where it does."""
+    if model.run_eagerly:
+        return f"the model {model.name} runs eagerly"
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    return f"the model {model.name} runs on {replicas} replicas" if replicas > 1 else ""
 
 
 def name_of_step(model: keras.Model) -> str:
@@ -208,6 +215,9 @@ class PlacedFit:
             self.step, self._made = self._make(), True
         if self._left or self.step is None:
             self._began = True
+            return self.ordinary(iterator)
+        if tf.config.functions_run_eagerly():
+            self.step.unplaced[EAGERLY] += 1
             return self.ordinary(iterator)
         logs = None
         for _ in range(self._model.steps_per_execution):

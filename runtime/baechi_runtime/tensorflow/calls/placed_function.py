@@ -35,6 +35,7 @@ from baechi_runtime.tensorflow.servers.devices import Devices
 from baechi_runtime.tensorflow.servers.session import FailedOpError, PlacedSession
 from baechi_runtime.tensorflow.servers.step_recorder import RUNS, WARM_UP
 
+EAGERLY = "tf.config.run_functions_eagerly has them run as Python"
 RECORDED = "a GradientTape around the call needs to see what it computes"
 MOST_SHAPES = 8
 """Shapes of the arguments that are captured; further ones run as they are."""
@@ -277,6 +278,8 @@ class PlacedFunction:
             try:
                 if self.refusal or is_recorded():
                     return self._as_it_is(args, kwargs, RECORDED)
+                if tf.config.functions_run_eagerly():
+                    return self._as_it_is(args, kwargs, EAGERLY)
                 return self._run(Arguments.of(args, kwargs), args, kwargs)
             except CaptureError as e:
                 self.refuse(e)

@@ -36,7 +36,7 @@ class StepsRun(ScriptRun[PlacedFunction]):
 
     kind = "steps"
     refused: str = ""
-    """Why a tf.function was left as it is, where one had what no placed step can."""
+    """Why a model, or a tf.function that had what no placed step can, was left as it is."""
     ended: dict[PlacedFunction, tuple[CallReport, KeptStep | None]] = field(default_factory=dict)
     """The findings on steps that nobody can call any more."""
 
@@ -79,7 +79,7 @@ def run_script(asked: ScriptRequest) -> StepsRun:
     def conclude() -> None:
         run.placed = models.functions + functions.functions
         run.too_small = max(models.too_small, functions.too_small)
-        run.refused = functions.refused
+        run.refused = functions.refused or models.left_alone
 
     with models.installed(), functions.installed():
         run.main(asked, conclude)
