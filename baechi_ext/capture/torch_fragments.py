@@ -8,6 +8,7 @@ Behind the backward pass, an op for each argument that is trained hands over its
 """
 
 import operator
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -70,9 +71,10 @@ class CapturedFragment:
     """Argument that is trained -> the outputs whose gradients its own gradient is made from."""
     made_from: Mapping[int, frozenset[int]]
     """Output -> the other ones that it is next computed from, in the order of the graph; where gradients of several count, of these."""
-    saved_args: tuple[int, ...]
-    """Arguments that the backward pass reads."""
-    saved_outputs: tuple[int, ...]
+    saved_args: Mapping[int, frozenset[int]]
+    """Argument that the backward pass reads -> the outputs whose gradients it goes on with it."""
+    saved_outputs: Mapping[int, frozenset[int]]
+    """The same of outputs that it reads."""
     draws_on: "torch.device | None"
     """The device from whose generator it draws random numbers as the user's code runs it; None: it draws none."""
     devices: "tuple[torch.device, ...]"
@@ -370,27 +372,30 @@ class _FragmentsBuilder(_Builder):
             normalised=self.traced[k].normalised,
         )
 
-    def _saved(self, k: int, argument: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The arguments and outputs that the backward pass reads, which nobody may change in between."""
+    def _saved(self, k: int, argument: Mapping[str, int]) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+        """The arguments and outputs that the backward pass reads, which nobody may change in between; see CapturedFragment."""
         nodes = self.traced[k].nodes
-        args: dict[int, None] = {}
-        outputs: dict[int, None] = {}
+        args: defaultdict[int, frozenset[int]] = defaultdict(frozenset)
+        outputs: defaultdict[int, frozenset[int]] = defaultdict(frozenset)
+        behind = _outputs_behind(nodes)
         plain = {self.home[n][0]: i for n, i in nodes.plain.items() if n in self.home}
         returned = {self._base(n): i for i, n in enumerate(nodes.outputs)}
         written = {self.state_names[n] for n in nodes.buffer_values}
-        for node in nodes.calls:
+        for node in reversed(nodes.calls):
             if node in self.forward[k]:
                 continue
+            # What is made without a gradient, as a weight's transpose, is read where one comes to it.
+            reading = behind[node] = behind[node] or frozenset().union(*(behind.get(user, frozenset()) for user in node.users))
             for read in node.all_input_nodes:
                 base = self._base(read)
                 if isinstance(base, str):
                     if base not in written:
-                        args[argument[base]] = None
+                        args[argument[base]] |= reading
                 elif base is not None and base[0] in plain:
-                    args[plain[base[0]]] = None
+                    args[plain[base[0]]] |= reading
                 elif base in returned:
-                    outputs[returned[base]] = None
-        return tuple(args), tuple(outputs)
+                    outputs[returned[base]] |= reading
+        return dict(args), dict(outputs)
 
 
 def _device_of(node: "fx.Node") -> "torch.device":
@@ -429,12 +434,17 @@ def _require_unwritten(nodes: _Nodes, forward: "set[fx.Node]") -> None:
                 )
 
 
+def _outputs_behind(nodes: _Nodes) -> "dict[fx.Node, frozenset[int]]":
+    """The outputs whose gradients each node computes with."""
+    found: dict[fx.Node, frozenset[int]] = {node: frozenset((i,)) for i, node in nodes.tangents.items()}
+    for node in nodes.calls:
+        found[node] = frozenset().union(*(found.get(n, frozenset()) for n in node.all_input_nodes))
+    return found
+
+
 def _reached_by(nodes: _Nodes, arguments: Mapping[str, int]) -> dict[int, frozenset[int]]:
     """`arguments`: the number of each parameter that has a gradient."""
-    of = {node: i for i, node in nodes.tangents.items()}
-    outputs_of: dict[fx.Node, frozenset[int]] = {node: frozenset((i,)) for node, i in of.items()}
-    for node in nodes.calls:
-        outputs_of[node] = frozenset().union(*(outputs_of.get(n, frozenset()) for n in node.all_input_nodes))
+    outputs_of = _outputs_behind(nodes)
     found: dict[int, frozenset[int]] = {}
     for name, node in nodes.gradients.items():
         found[arguments[name]] = found.get(arguments[name], frozenset()) | outputs_of.get(node, frozenset())

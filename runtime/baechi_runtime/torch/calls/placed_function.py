@@ -7,7 +7,7 @@ of one of those, as Grad-CAM does of feature maps, by torch.autograd.grad, retai
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,6 +66,8 @@ class _Call:
     def __init__(self, loaded: LoadedFragment, args: tuple[Tensor, ...], wanted: tuple[int, ...], check: Check | None) -> None:
         self.loaded, self.args, self.wanted, self.check = loaded, args, wanted, check
         self.kept: list[list[Any]] | None = None
+        self._gone: set[int] = set()
+        """The outputs from whose gradients a backward pass has gone back, and freed what it read."""
         self._forward_times: StepTimes | None = None
         self.recorded = None if check is not None or loaded.recorder is None else loaded.recorder.phases()
         self.placed = loaded.placed if self.recorded is None else self.recorded
@@ -91,7 +93,7 @@ class _Call:
         outputs = [o if o.device == home else o.to(home) for o, home in zip(outputs, part.devices, strict=True)]
         self._versions = [a._version for a in args]
         # Held weakly: an output holds this call, and what is gone can't be changed any more.
-        self._outputs = [(i, weakref.ref(outputs[i]), outputs[i]._version) for i in part.saved_outputs]
+        self._outputs = {i: (weakref.ref(outputs[i]), outputs[i]._version) for i in part.saved_outputs}
         return self.apart.stood_in_for(outputs)
 
     def backward(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -130,7 +132,7 @@ class _Call:
     def run_again(self) -> dict[int, Tensor]:
         """The outputs, by their numbers, of another run of the fragment as the user's code runs it, from the same random state."""
         written = self.loaded.part.written
-        self._require_unchanged([i for i in range(len(self.args)) if i not in written])
+        self._require_unchanged([i for i in range(len(self.args)) if i not in written], list(self._outputs))
         buffers = {i: self._before.get(i, self.args[i]).detach().clone() for i in written}
         args = [buffers.get(i, a) for i, a in enumerate(self.args)]
         with torch.enable_grad(), outside_vmap(), ExitStack() as stack:
@@ -140,11 +142,11 @@ class _Call:
                 stack.enter_context(drawing_from(self.random, device))
             return self.loaded.part.outputs_among(self.loaded.graph(*args))
 
-    def _require_unchanged(self, read: Sequence[int]) -> None:
-        """Raises RuntimeError where one of the arguments `read`, or an output that the backward pass reads, was changed since the call."""
+    def _require_unchanged(self, read: Iterable[int], outputs: Iterable[int]) -> None:
+        """Raises RuntimeError where one of the arguments `read`, or of the outputs, was changed since the call."""
         part, args = self.loaded.part, self.args
         changed = [f"argument {part.state.get(i, i)}" for i in read if args[i]._version != self._versions[i]]
-        held = ((i, ref(), version) for i, ref, version in self._outputs)
+        held = ((i, self._outputs[i][0](), self._outputs[i][1]) for i in outputs)
         changed += [f"output {i}" for i, tensor, version in held if tensor is not None and tensor._version != version]
         if changed:
             raise RuntimeError(
@@ -153,21 +155,26 @@ class _Call:
             )
 
     def _gradients(self, tangents: Sequence[Tensor | None]) -> dict[int, Tensor]:
-        if self.kept is None:
+        part = self.loaded.part
+        used = {i for i, t in enumerate(tangents) if t is not None}
+        met = [outputs for outputs in part.reached_by.values() if not outputs.isdisjoint(used)]
+        if self.kept is None or any(not outputs.isdisjoint(self._gone) for outputs in met):
             raise RuntimeError(
                 "Trying to backward through the graph a second time: the values of a placed call are freed; "
                 "give retain_graph=True to the first backward pass"
             )
-        self._require_unchanged(self.loaded.part.saved_args)
-        again = backward_again()
+        read = ([i for i, o in saved.items() if not used.isdisjoint(o)] for saved in (part.saved_args, part.saved_outputs))
+        self._require_unchanged(*read)
+        if not (again := backward_again()):
+            self._gone |= used
+        # Another head may have a pass of its own, perhaps after an optimizer's step; it needs nothing that is freed by this one.
+        again = again or any(outputs and self._gone.isdisjoint(outputs) for outputs in part.reached_by.values())
         kept = [slots.copy() for slots in self.kept] if again else self.kept
         if not again:
             self.kept = None
-        part = self.loaded.part
         given = [t for t, d in zip(tangents, part.differentiable, strict=True) if d]
         gradients, times = self.placed.backward(given, kept)
         self._take(times)
-        used = {i for i, t in enumerate(tangents) if t is not None}
         reached = {n: g for n, g in gradients.items() if not part.reached_by[n].isdisjoint(used)}
         home = {n: g if g.device == self.args[n].device else g.to(self.args[n].device) for n, g in reached.items()}
         return _apart(home, [*(t for t in tangents if t is not None), *self.args])
