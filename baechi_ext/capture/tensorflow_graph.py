@@ -138,13 +138,13 @@ def _captured(
     function: Any, concrete: Any, what: str, expert: Callable[[str], int | None] | None, name: str, device_type: str
 ) -> CapturedFunction:
     """The capture of a concrete function; `function` runs it unplaced."""
-    if not concrete.outputs:
-        raise CaptureError(f"{what} returns no tensor, so there is no loss to compare; let it return the loss")
     require_placeable(concrete.graph.get_operations(), concrete.graph, device_type)
     source = Source.of(concrete, what)
     if source.graph is not concrete.graph:
         require_placeable(source.operations(), concrete.graph, device_type)
     require_placeable_inside(source.definition.library)
+    if not source.outputs and not source.targets():
+        raise CaptureError(f"{what} returns no tensor and changes no variable, so there is nothing to compare; let it return the loss")
     kept = (*source.inputs, *(v.placeholder for v in source.variables))
     nodes = clean(Nodes(source.nodes, source.outputs, source.targets(), kept), source.graph)
     graph, members, notes = _Builder(nodes, source).build(name, expert)

@@ -44,7 +44,7 @@ def script(folder: Path, body: str, decorator: str) -> str:
 @pytest.mark.parametrize(
     ("decorator", "body", "said"),
     [
-        (ORDINARY, UPDATE, "the training step step returns no tensor, so there is no loss to compare; let it return the loss"),
+        (PLACED, "tf.square(x)", "the training step step returns no tensor and changes no variable, so there is nothing to compare"),
         (PLACED, UPDATE + "seen.append(1)\nreturn x", "changes the Python variable 'seen' (0 entries before it was traced"),
         (PLACED, "global count\ncount += 1\n" + UPDATE + "return x", "changes the Python variable 'count' (0 before it was traced, 1"),
         (ORDINARY, UPDATE + "tf.print(x)\nreturn x", "it works on text (StringFormat)"),

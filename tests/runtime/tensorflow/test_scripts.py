@@ -260,6 +260,17 @@ def by_name(**batch):
 for i in range(4):
     print(round(float(by_name(**{"the x": x})), 5))
 """
+QUIET = """
+mean = keras.metrics.Mean()
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x)))
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    mean(loss)
+for _ in range(5):
+    print(step(x), round(float(mean.result()), 5))
+"""
 FOLDS = """
 import gc, weakref
 def fold(fitted):
@@ -479,6 +490,7 @@ tf.config.run_functions_eagerly(False)
         (RECORDED, "forward: not placed; 3 calls ran as they are: a GradientTape around the call needs to see what it computes"),
         (TRACED_ONCE, "5 steps placed, verified 4 of 5"),
         (KEPT, "4 steps placed, verified 2 of 4"),
+        (QUIET, "4 steps placed, verified 2 of 4"),
         (FOLDS, "7 steps placed, verified 2 of 7"),
         (COMPILED, "3 steps placed, verified 2 of 3"),
         (ANNEALED, "5 steps placed, verified 2 of 5"),
@@ -489,8 +501,8 @@ def test_a_step_of_a_kind_of_its_own_prints_the_same(tmp_path: Path, script: str
     """Seeded draws, results of several tensors, errors that the script takes, functions of partials, of data sets and run eagerly;
     optimizers that the first step builds; variables that data sets read, or only a branch trains; gradients taken outside of the function;
     a trace for tensors of all shapes that Python state has changed behind, and one for those of the call, compiled, too; arguments by
-    names that a trace cannot have; models that are gone before the next one is trained; Python state that a fit changes after its first
-    batch; fits between which functions are told to run eagerly."""
+    names that a trace cannot have; steps that return nothing; models that are gone before the next one is trained; Python state that a fit
+    changes after its first batch; fits between which functions are told to run eagerly."""
     (tmp_path / "script.py").write_text(MODEL + script)
     expected = printed(str(tmp_path / "script.py"))
     keras.backend.clear_session()
