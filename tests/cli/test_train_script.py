@@ -15,7 +15,7 @@ from baechi_runtime.cli.flags.train import script_request
 from baechi_runtime.cli.main import main, make_parser
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.torch.calls.placing import ANEW
-from tests.runtime.forked import output, run, start
+from tests.runtime.forked import run, start
 from tests.runtime.workers import finish, only_error, wait_for_line
 
 ROOT = Path(__file__).parents[2]
@@ -350,11 +350,3 @@ def test_a_scripts_own_modules_are_not_taken_for_ours(tmp_path: Path) -> None:
     for way in ([], ["-m", "baechi_ext", "train"]):
         done = subprocess.run([sys.executable, *way, script.name], cwd=tmp_path, capture_output=True, text=True, timeout=240)
         assert (done.returncode, done.stdout) == (0, "runtime.py benchmarks/__init__.py tests/__init__.py drivers.py\n"), done.stderr
-
-
-def test_a_script_that_imports_rich_after_a_seed_draws_what_it_draws_by_itself(tmp_path: Path) -> None:
-    """The import draws a number, and the command has imported it before."""
-    script = tmp_path / "train.py"
-    script.write_text("import random\nrandom.seed(0)\nimport rich.style\nprint(random.random())\n")
-    alone = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=240)
-    assert output("train", str(script)) == alone.stdout

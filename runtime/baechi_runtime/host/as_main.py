@@ -51,9 +51,6 @@ def _leave(names: Mapping[str, Any]) -> None:
 def _main(path: Path, arguments: tuple[str, ...]) -> Iterator[None]:
     """Sets sys.argv and sys.path as `python SCRIPT ARGUMENTS` does, and puts them back afterwards."""
     argv, search = sys.argv, sys.path
-    # Its import draws a number from Python's generator: a script that imports it after a seed goes on from there.
-    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
-        del sys.modules[name]
     sys.argv, sys.path = [str(path), *arguments], [str(path.resolve().parent), *search[1:]]
     try:
         yield
