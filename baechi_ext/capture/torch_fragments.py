@@ -11,6 +11,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.module_names import classes_of_modules
@@ -89,6 +90,15 @@ class CapturedFragment:
     @property
     def trains(self) -> bool:
         return any(self.differentiable)
+
+    @cached_property
+    def heads(self) -> tuple[frozenset[int], ...]:
+        """The outputs, in groups that have no argument in common that is trained: each may have a backward pass of its own."""
+        found: list[frozenset[int]] = []
+        for outputs in filter(None, set(self.reached_by.values())):
+            apart = [head for head in found if head.isdisjoint(outputs)]
+            found = [*apart, outputs.union(*(head for head in found if head not in apart))]
+        return tuple(found)
 
     def outputs_among(self, values: "Sequence[torch.Tensor]") -> "dict[int, torch.Tensor]":
         """Output -> its value, of what the fragment returns; of one that is only seen through views, what they look at."""

@@ -66,8 +66,8 @@ class _Call:
     def __init__(self, loaded: LoadedFragment, args: tuple[Tensor, ...], wanted: tuple[int, ...], check: Check | None) -> None:
         self.loaded, self.args, self.wanted, self.check = loaded, args, wanted, check
         self.kept: list[list[Any]] | None = None
-        self._gone: set[int] = set()
-        """The outputs from whose gradients a backward pass has gone back, and freed what it read."""
+        self._gone: set[frozenset[int]] = set()
+        """The heads from which a backward pass has gone back, and freed what it read."""
         self._forward_times: StepTimes | None = None
         self.recorded = None if check is not None or loaded.recorder is None else loaded.recorder.phases()
         self.placed = loaded.placed if self.recorded is None else self.recorded
@@ -157,8 +157,8 @@ class _Call:
     def _gradients(self, tangents: Sequence[Tensor | None]) -> dict[int, Tensor]:
         part = self.loaded.part
         used = {i for i, t in enumerate(tangents) if t is not None}
-        met = [outputs for outputs in part.reached_by.values() if not outputs.isdisjoint(used)]
-        if self.kept is None or any(not outputs.isdisjoint(self._gone) for outputs in met):
+        heads = {head for head in part.heads if not used.isdisjoint(head)}
+        if self.kept is None or not heads.isdisjoint(self._gone):
             raise RuntimeError(
                 "Trying to backward through the graph a second time: the values of a placed call are freed; "
                 "give retain_graph=True to the first backward pass"
@@ -166,9 +166,8 @@ class _Call:
         read = ([i for i, o in saved.items() if not used.isdisjoint(o)] for saved in (part.saved_args, part.saved_outputs))
         self._require_unchanged(*read)
         if not (again := backward_again()):
-            self._gone |= used
-        # Another head may have a pass of its own, perhaps after an optimizer's step; it needs nothing that is freed by this one.
-        again = again or any(outputs and self._gone.isdisjoint(outputs) for outputs in part.reached_by.values())
+            self._gone |= heads
+            again = len(self._gone) < len(part.heads)  # another head may have its own pass, perhaps after an optimizer's step
         kept = [slots.copy() for slots in self.kept] if again else self.kept
         if not again:
             self.kept = None

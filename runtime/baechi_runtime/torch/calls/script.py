@@ -159,6 +159,9 @@ class _Placing:
         if not self._has_place():
             self._run.left_out[type(module).__name__] = f"{MOST_MODULES} modules of a script are, at most"
             return ordinary
+        if why := self._why_in_vain(type(module).__name__):
+            self._run.left_out[type(module).__name__] = why
+            return ordinary
         call = ModuleCall(module, ordinary, self._settings())
         module.__dict__[_CALL] = call
         self._modules.append(weakref.ref(module))
@@ -182,6 +185,16 @@ class _Placing:
             return False
         self._in_vain = 0
         return True
+
+    def _why_in_vain(self, name: str) -> str:
+        """Why a module of this class gets no place: others, as copies for a task each, were set up in vain. Empty where it gets one. When
+        a module ends depends on collections, of which worker processes have their own."""
+        if self._asked.keep_placed or self._asked.strict or self._asked.request.workers == "process":
+            return ""
+        ended = sum(placed.name == name and placed.module() is None and not placed.pays for placed in self._run.placed)
+        if ended < MOST_MODULES:
+            return ""
+        return f"{ended} others of its class ended before placing them was seen to pay; --keep_placed places them all"
 
     def _settings(self) -> Settings:
         asked, request = self._asked, self._asked.request

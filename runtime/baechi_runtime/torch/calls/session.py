@@ -128,6 +128,11 @@ class Session:
         now = "the script captures a CUDA graph" if is_capturing() else ""
         return self.refusal or self.paused or (now if here else "this process was forked")
 
+    @property
+    def pays(self) -> bool:
+        """True once placed calls were seen to be faster."""
+        return self.lead.turns.decided == PLACED
+
     def why_not(self) -> str:
         """Why nothing of its calls is placed for good, as far as it is known; otherwise empty."""
         return self.why_plain() or next((f.why_not for f in self.fragments if f.why_not), "")
