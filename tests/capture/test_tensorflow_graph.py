@@ -209,7 +209,7 @@ def test_a_value_is_read_again_after_a_write() -> None:
 
 
 def test_a_call_that_waits_uses_the_variables_themselves() -> None:
-    """What stands in place of a call hands the variables on behind what the call waits for."""
+    """A call that is inlined hands the variables on behind what it waits for."""
     state, weights = tf.Variable(1.0), tf.Variable(tf.fill([40, 50], 0.5))
 
     @tf.function

@@ -18,7 +18,6 @@ PARTED = ("train", *GPT2, "--microbatches=3,1", "--optimizer=adam") + (
     "--placement_method=round_robin",
     "--comm_cost_coeffs=0.001,100",
     "--device_speeds=1",
-    "--device_speeds=1",
 )
 STEPS = 5
 TIMEOUT_SECONDS = 5

@@ -119,6 +119,7 @@ class ModuleCall:
 
 
 def has_gradients(value: Any) -> bool:
+    """True if a tensor among what a call returned has a gradient."""
     return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_flatten(value)[0])
 
 

@@ -139,6 +139,8 @@ class _Placing:
         """Those that are placed. A call belongs to its module, so that both end where the script holds the module no more."""
         self._in_vain = 0
         """Calls of further modules since a place was last found free."""
+        self._waited: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        """Calls of modules that get no place because others of their class had theirs in vain."""
 
     def runner(self, module: nn.Module, ordinary: Call) -> Call:
         """Return the function to run for a module's call."""
@@ -159,9 +161,10 @@ class _Placing:
         if not self._has_place():
             self._run.left_out[type(module).__name__] = f"{MOST_MODULES} modules of a script are, at most"
             return ordinary
-        if why := self._why_in_vain(type(module).__name__):
+        if why := self._why_in_vain(module):
             self._run.left_out[type(module).__name__] = why
             return ordinary
+        self._run.left_out.pop(type(module).__name__, None)
         call = ModuleCall(module, ordinary, self._settings())
         module.__dict__[_CALL] = call
         self._modules.append(weakref.ref(module))
@@ -186,15 +189,22 @@ class _Placing:
         self._in_vain = 0
         return True
 
-    def _why_in_vain(self, name: str) -> str:
-        """Why a module of this class gets no place: others, as copies for a task each, were set up in vain. Empty where it gets one. When
-        a module ends depends on collections, of which worker processes have their own."""
+    def _why_in_vain(self, module: nn.Module) -> str:
+        """The reason why a module gets no place: others of its class, as copies for a task each, were set up in vain, and it has not been
+        called twice as often as any of these. Empty where it gets one.
+
+        When a module ends depends on collections, of which worker processes have their own.
+        """
         if self._asked.keep_placed or self._asked.strict or self._asked.request.workers == "process":
             return ""
-        ended = sum(placed.name == name and placed.module() is None and not placed.pays for placed in self._run.placed)
-        if ended < MOST_MODULES:
+        alike = [placed for placed in self._run.placed if placed.name == type(module).__name__]
+        ended = [placed.calls for placed in alike if placed.module() is None and not placed.pays]
+        if len(ended) < MOST_MODULES:
             return ""
-        return f"{ended} others of its class ended before placing them was seen to pay; --keep_placed places them all"
+        self._waited[module] = waited = self._waited.get(module, 0) + 1
+        if waited > 2 * max(ended):
+            return ""
+        return f"{len(ended)} others of its class ended before placing them was seen to pay; --keep_placed places them all"
 
     def _settings(self) -> Settings:
         asked, request = self._asked, self._asked.request

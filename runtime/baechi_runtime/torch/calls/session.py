@@ -98,7 +98,8 @@ class Session:
         self._module = None if module is None else weakref.ref(module, lambda _: self.lead.leave())
         self._said: set[str] = set()
         self._lock = threading.RLock()
-        self._calls = 0
+        self.calls = 0
+        """Calls of the module that began."""
         self.lead = Lead(settings, self.groups)
         self._parts: Parts | None = settings.request.microbatches
         """The parts that a batch goes in, or their shares; None: not decided yet."""
@@ -158,7 +159,7 @@ class Session:
         if self._experience is None:
             return
         turns, why = self.lead.turns, self.refusal or self.paused
-        if ended and not why and not self.groups and self._calls > 1:
+        if ended and not why and not self.groups and self.calls > 1:
             why = self.why_not() or "no fragment of its calls could be placed"
         if not why and not turns.decided and not (ended and turns.placed_us and turns.plain_us):
             return
@@ -166,11 +167,11 @@ class Session:
         seconds = self.log.seconds + sum(g.setup_seconds for g in self.groups)
         if not self.settings.request.reads_files:  # otherwise profile and plan are kept for the next run, too
             seconds -= sum(g.planning_seconds for g in self.groups)
-        self._experience.keep(Verdict(not why, why, plain_us, placed_us, seconds, self._calls))
+        self._experience.keep(Verdict(not why, why, plain_us, placed_us, seconds, self.calls))
 
     def begin_call(self) -> None:
         """Begin a call of the module: what it makes is its own, and is not tied to what an earlier one made."""
-        self._calls += 1
+        self.calls += 1
         self._made.clear()
 
     def run_plain(self, fragment: LiveFragment, args: Sequence[Any], why: str) -> Any:
@@ -219,7 +220,7 @@ class Session:
             return self.run_plain(fragment, args, fragment.why_not)
         fragment.example = tuple(leaf_of(a) for a in args)
         fragment.order = len([f for f in self.fragments if f.example is not None])
-        fragment.call = self._calls
+        fragment.call = self.calls
         made = ((i, a, self._made.get(id(a))) for i, a in enumerate(args))
         fragment.links = {i: found[1:] for i, a, found in made if found is not None and found[0]() is a}
         begun = time.perf_counter()
