@@ -80,6 +80,7 @@ def test_flags_override_the_file(tmp_path: Path, own: list[str], toml: str) -> N
 def test_a_script_and_its_arguments(tmp_path: Path) -> None:
     path = file_of(tmp_path, 'script = "mine.py"\nscript_args = ["--epochs", 3]\nnum_devices = 3')
     assert asked("train", f"--config={path}") == asked("train", "--num_devices=3", "mine.py", "--", "--epochs", "3")
+    assert asked("-q", "train", f"--config={path}") == asked("train", "-q", "--num_devices=3", "mine.py", "--", "--epochs", "3")
 
 
 @pytest.mark.parametrize(

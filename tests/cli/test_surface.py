@@ -148,6 +148,7 @@ def test_every_command_takes_quiet_and_verbose(run: Callable[..., tuple[int, str
     """Anywhere before a script's own arguments; the traceback of an error is for those who ask."""
     for line in ("-q simulate graph.json plan.json", "simulate graph.json plan.json --quiet", "placeto evaluate -q nowhere"):
         assert "quiet" in parsed(line.split())
+    assert parsed(["-q", "--verbose", "train", "s.py", "--", "-q", "--epochs"]).script_args == ["-q", "--epochs"]
     (code, _, plain), (same_code, _, asked) = run("place", "nothing.json"), run("place", "nothing.json", "-v")
     assert code == same_code == 1
     assert "Traceback" not in plain and "FileError" in asked

@@ -29,8 +29,8 @@ NUMBERS = {
     "baechi/step_us/eager": 300.0,
     "baechi/predicted_step_us": 100.0,
     "baechi/predicted_speedup": 2.0,
-    "baechi/peak_memory_bytes/0": 0.0,
-    "baechi/peak_memory_bytes/1": 0.0,
+    "baechi/predicted_peak_memory_bytes/0": 0.0,
+    "baechi/predicted_peak_memory_bytes/1": 0.0,
 }
 DOUBTS = "fewer than 7 placed steps were timed (3)"
 SCRIPT = """

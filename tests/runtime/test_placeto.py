@@ -161,6 +161,27 @@ def test_a_comparison_goes_on(request_to_compare: ComparisonRequest, monkeypatch
     assert made[9:] == ["zero_shot", "random"] * 2
 
 
+def test_a_comparison_keeps_what_other_methods_found_and_tries_again_what_had_no_plan(
+    request_to_compare: ComparisonRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that was missing may be there by now; and a plot is drawn of what was all known."""
+    request, missing = replace(request_to_compare, methods=("single", "metis")), ["no pymetis"]
+    monkeypatch.setattr("baechi_runtime.placeto.comparison.entry", lambda name, c: missing[-1] if name == "metis" else entry(name, c))
+    compare(request)
+    found = compare(replace(request, methods=("m_etf",))).comparisons[0]
+    assert [list(row.entries) for row in found.rows] == [["single", "metis", "m_etf"]] * 2
+    assert {row.entries["metis"] for row in found.rows} == {"no pymetis"}
+    written = json.loads((request.out / "ptb.json").read_text())
+    assert set(written["summary"]) == {"single", "metis", "m_etf"}
+    missing.append("not yet")
+    again = compare(replace(request, plot=True)).comparisons[0]
+    assert {row.entries["metis"] for row in again.rows} == {"not yet"}
+    assert [row.entries["single"] for row in again.rows] == [row.entries["single"] for row in found.rows]
+    (request.out / "ptb.svg").unlink()
+    compare(replace(request, methods=("single",), plot=True))
+    assert (request.out / "ptb.svg").exists()
+
+
 @pytest.mark.parametrize("change", [{"graphs": None}, {"graphs": [{}]}, {"graphs": ["a"]}])
 def test_a_damaged_comparison_is_named(request_to_compare: ComparisonRequest, change: dict) -> None:
     request = replace(request_to_compare, methods=("single",))

@@ -15,8 +15,8 @@ from baechi_ext.place.common import PlaceOptions
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.measure import turns
 from baechi_runtime.measure.recording import RUNS
-from baechi_runtime.torch.calls import turns
 from baechi_runtime.torch.calls.recording import WARM_UP
 from baechi_runtime.torch.calls.script import ModulesRun, ScriptRequest, run_script
 from tests.runtime.forked_workers import ForkedWorkers

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from baechi_ext import parallelize
+from baechi_runtime.measure import turns
 from baechi_runtime.measure.samples import ENOUGH
-from baechi_runtime.torch.calls import turns
+from baechi_runtime.measure.turns import BLOCKS, GONE, LAST_BLOCK, MOST_BLOCKS, PER_BLOCK, PLACED, PLAIN, REST_SHARE, Turns
 from baechi_runtime.torch.calls.module_call import call_of
-from baechi_runtime.torch.calls.turns import BLOCKS, GONE, LAST_BLOCK, MOST_BLOCKS, PER_BLOCK, PLACED, PLAIN, REST_SHARE, Turns
 
 
 class Clock:

@@ -29,7 +29,7 @@ from baechi_runtime.cli.flags import planning as planning_flags
 from baechi_runtime.cli.flags import probe as probe_flags
 from baechi_runtime.cli.flags import train as train_flags
 from baechi_runtime.cli.flags.kinds import add_output_flags
-from baechi_runtime.cli.flags.parser import SHELLS, Lines, Parser, PrintCompletion, anchor, parted, with_underscores
+from baechi_runtime.cli.flags.parser import SHELLS, Lines, Parser, PrintCompletion, after_command, anchor, parted, with_underscores
 from baechi_runtime.host.interrupts import exit_code, unmasked
 from baechi_runtime.report.progress import restore_terminal, set_loudness
 
@@ -112,7 +112,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     args.given = config_flags.given(args.parser, own)
     if getattr(args, "config", None) is not None:
         more, others = config_flags.words_of(args)
-        own = baechi_flags.with_plain_switches([words[0], *more, *words[1:]])
+        own = baechi_flags.with_plain_switches([*words[: (begin := after_command(words))], *more, *words[begin:]])
         path, passed = args.config, others if passed is None else passed
         try:
             args = parser.parse_args(own)

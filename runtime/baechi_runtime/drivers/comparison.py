@@ -19,7 +19,7 @@ from baechi_runtime.drivers.train_request import TrainRequest, refuse
 from baechi_runtime.files.run_folder import method_plan
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.samples import NOISY_SPREAD, Measurement, Ratio, Samples, enough_samples
-from baechi_runtime.report.findings import Findings
+from baechi_runtime.report.findings import Findings, load_text
 from baechi_runtime.report.report import COMPILED, SINGLE, Method, ParityCheck, PerDevice, Variant
 from baechi_runtime.report.report import Comparison as ComparisonReport
 from baechi_runtime.report.tables import as_range, as_time, show, table_of
@@ -245,8 +245,7 @@ class Comparison(Findings):
             if self.enough
             else "so few steps give ranges, no intervals that hold together"
         )
-        load = self.measurement.load_of_others
-        yield f"others took {'an unknown share' if load is None else f'{load:.1%}'} of the cores meanwhile"
+        yield load_text(self.measurement.load_of_others)
         yield from (f"note: {note}" for note in self.notes)
 
     def _row(self, contender: Contender) -> Method:

@@ -149,10 +149,8 @@ def _measured(backend: TrainingBackend[C, L], whole: C, captured: C, placement: 
     parity = _parity(backend, captured, placement)
     with progress("accounting memory"):
         peak = backend.peak_bytes(captured, timeline)
-    variants = {
-        "single": backend.load(whole, placement.single, alone=True),
-        "placed": backend.load(captured, timeline),
-    }
+    placed = backend.load(captured, timeline)  # first: it may be loaded still
+    variants = {"single": backend.load(whole, placement.single, alone=True), "placed": placed}
     notes = []
     if request.compile:
         try:
@@ -162,7 +160,7 @@ def _measured(backend: TrainingBackend[C, L], whole: C, captured: C, placement: 
             note = f"{COMPILED} is not measured: {e}"
         notes.append(note)
     measurement = measured(backend, captured, variants, "each variant")
-    notes += [*_notes(request, captured, placement, parity), *recorded(backend, captured, variants["placed"])]
+    notes += [*_notes(request, captured, placement, parity), *recorded(backend, captured, placed)]
     if placement.probe is not None:
         notes.append(f"probed link: {placement.probe}")
     return StepReport(
@@ -171,7 +169,7 @@ def _measured(backend: TrainingBackend[C, L], whole: C, captured: C, placement: 
         peak_bytes=peak,
         peaks_measured_by=backend.peaks_measured_by,
         probe=placement.probe,
-        notes=(*notes, *backend.notes(variants["placed"])),
+        notes=(*notes, *backend.notes(placed)),
         unplaced=backend.unplaced,
     )
 

@@ -95,7 +95,8 @@ def numbers_of(report: Run) -> dict[str, float]:
     numbers: dict[str, float | None] = {f"step_us/{name}": samples.median for name, samples in samples_of(report).items()}
     if isinstance(report, Step):
         numbers |= {"predicted_step_us": report.predicted_step_us.placed, "predicted_speedup": report.predicted_speedup}
-    numbers |= {f"peak_memory_bytes/{d}": peak for d, peak in enumerate(report.peaks.measured or report.peaks.predicted or ())}
+    for prefix, peaks in (("", report.peaks.measured), ("predicted_", report.peaks.predicted)):
+        numbers |= {f"{prefix}peak_memory_bytes/{device}": peak for device, peak in enumerate(peaks or ())}
     for name, ratio in (("speedup_over_unplaced", report.over_unplaced), ("speedup_over_one_device", report.over_single)):
         if ratio is not None:
             numbers |= {name: ratio.median, f"{name}/low": ratio.low, f"{name}/high": ratio.high}

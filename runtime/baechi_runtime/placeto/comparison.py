@@ -134,13 +134,20 @@ class Comparison(Findings):
     policy_sha256: str = ""
 
     @property
-    def methods(self) -> tuple[str, ...]:
+    def asked(self) -> tuple[str, ...]:
+        """The methods that are to be compared."""
         return self.request.methods or tuple(CONTENDERS)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that are asked for, and others that have results already."""
+        known = {name for row in self.rows for name in row.entries}
+        return (*self.asked, *(name for name in CONTENDERS if name in known.difference(self.asked)))
 
     def completed(self, i: int, method: str, found: Entry | str) -> "Comparison":
         """The comparison with one more entry, for graph i."""
         entries = {**self.rows[i].entries, method: found}
-        row = replace(self.rows[i], entries={name: entries[name] for name in self.methods if name in entries})
+        row = replace(self.rows[i], entries={name: entries[name] for name in CONTENDERS if name in entries})
         return replace(self, rows=(*self.rows[:i], row, *self.rows[i + 1 :]))
 
     def distribution(self, method: str) -> list[float]:
@@ -220,9 +227,9 @@ class ComparisonReport(Findings):
 def compare(request: ComparisonRequest) -> ComparisonReport:
     """Runs every method on the test graphs of every source, and writes what it knows after each of them.
 
-    What `out` has of the same methods, budgets, seed, cluster and policy is not found anew. Raises FileError, PolicyError or
-    MissingBackendError where the policy can't be used, FileError or OptionError for wrong sources, MissingBackendError where a plot is
-    asked for without matplotlib. A method without a plan for a graph is an entry, no error.
+    What `out` has of the same budgets, seed, cluster and policy is not found anew, and stays where it is of other methods. A method without
+    a plan for a graph is an entry, no error, and is tried again. Raises FileError, PolicyError or MissingBackendError where the policy
+    can't be used, FileError or OptionError for wrong sources, MissingBackendError where a plot is asked for without matplotlib.
     """
     if request.plot:
         require_matplotlib(", or leave out --plot")
@@ -237,14 +244,15 @@ def _compared(request: ComparisonRequest, source: Source) -> Comparison:
     graphs = source.graphs("test")
     rows = tuple(Row(file, len(graph), float(lower_bound_us(graph, request.cluster)), {}) for file, graph in graphs.items())
     comparison = _with_known(Comparison(source.title, request, rows, sha256))
-    with progress(f"comparing {len(comparison.methods)} methods on {len(graphs)} graphs of {source.title}") as show:
+    with progress(f"comparing {len(comparison.asked)} methods on {len(graphs)} graphs of {source.title}") as show:
         for i, (file, graph) in enumerate(graphs.items()):
             contest = Contest(graph, request.cluster, policy, request.evaluations, request.seed)
-            for method in comparison.methods:
+            for method in comparison.asked:
                 if method not in comparison.rows[i].entries:
                     show(f"{file}, {method}")
                     comparison = comparison.completed(i, method, entry(method, contest))
                     _write(comparison)
+    _write(comparison)  # what was all known may have no table or plot yet
     return comparison
 
 
@@ -268,9 +276,11 @@ def _with_those_of(comparison: Comparison, there: Mapping[str, Any]) -> Comparis
     found = {tuple(row[name] for name in ("file", "ops", "lower_bound_us")): row["methods"] for row in there["graphs"]}
     for i, row in enumerate(comparison.rows):
         for method, value in found.get((row.file, row.ops, row.lower_bound_us), {}).items():
-            if method in comparison.methods and (same_policy or method not in WITH_POLICY):
-                known = value["why_not"] if "why_not" in value else Entry.from_json(value)
-                comparison = comparison.completed(i, method, known)
+            if method in CONTENDERS and (same_policy or method not in WITH_POLICY):
+                if "why_not" not in value:
+                    comparison = comparison.completed(i, method, Entry.from_json(value))
+                elif method not in comparison.asked:  # otherwise it is tried again: a package may be there by now
+                    comparison = comparison.completed(i, method, value["why_not"])
     return comparison
 
 

@@ -299,7 +299,7 @@ class TensorFlowBackend(TrainingBackend[Captured, PlacedSession]):
 
     def notes(self, loaded: PlacedSession) -> Sequence[str]:
         limited = "memory is limited, so oneDNN is off on the devices: it ends a process that runs out of memory"
-        return [limited] if any(memory_limits(self.request)) else []
+        return [limited] if self.devices.limited else []
 
     def arithmetic(self) -> str:
-        return "gpu" if self.request.cuda else "cpu without oneDNN" if any(memory_limits(self.request)) else "cpu"
+        return "gpu" if self.request.cuda else "cpu without oneDNN" if self.devices.limited else "cpu"

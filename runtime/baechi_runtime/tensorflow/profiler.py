@@ -20,6 +20,7 @@ import numpy as np
 from baechi_ext.capture.tensorflow_graph import CapturedFunction
 from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.cost.profile import Contention, OpProfile, Profile
+from baechi_runtime.host.processor import processor
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.report.progress import progress
 from baechi_runtime.tensorflow.lowering.placed_graph import placed_graph
@@ -79,7 +80,7 @@ def profile(
         },
         metadata={
             "device": devices.names[0],
-            "processor": platform.processor() or platform.machine(),
+            "processor": processor(),
             "tensorflow": tensorflow().__version__,
             "python": platform.python_version(),
         },

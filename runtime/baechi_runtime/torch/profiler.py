@@ -23,6 +23,7 @@ from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_ext.stderr import stderr_without
 from baechi_runtime.host.host_memory import available_bytes
+from baechi_runtime.host.processor import processor
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.lowering.devices import TorchDevice, one_thread
@@ -97,7 +98,7 @@ def profile_step(executor: Executor, graph: OpGraph, binding: Binding, step: Tra
         },
         metadata={
             "device": device.name,
-            "processor": platform.processor() or platform.machine(),
+            "processor": processor(),
             "torch": torch.__version__,
             "python": platform.python_version(),
         },

@@ -52,6 +52,12 @@ def test_a_plan_beside_a_graph_with_other_costs_is_noted(run: RunFolder) -> None
     assert note.startswith(f"the plan was made with other costs: its file says a step of {as_time(run.plan.predicted_step_us)}, on this ")
 
 
+@pytest.mark.parametrize(("load", "shown"), [(0.0, ["0.0%"]), (0.25, ["25.0%"]), (None, [])])
+def test_the_load_of_others_is_shown_where_it_is_known(run: RunFolder, load: float | None, shown: list[str]) -> None:
+    facts = headline(run, Step(load_of_others=load))["facts"]
+    assert [text.split()[0] for name, text in facts if name == "CPU load"] == shown
+
+
 def test_an_op_that_was_not_seen_to_run_has_no_times(run: RunFolder) -> None:
     assert run.measured is not None
     cut = replace(run, measured=replace(run.measured, ops=run.measured.ops[1:]))

@@ -112,6 +112,25 @@ def _sums(values: list[np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np
     return found[0], found[1]
 
 
+def test_sums_of_lists_of_tensors_stay_as_they_are() -> None:
+    """Three gradients of one list are added by an AddN; there is no AddV2 of lists."""
+    values = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            rows = tf.TensorArray(tf.float32, 3).unstack(x)
+            loss = tf.reduce_sum(rows.stack() ** 2) + tf.reduce_sum(rows.stack() ** 3) + tf.reduce_sum(tf.sin(rows.stack()))
+        return tape.gradient(loss, x)
+
+    captured = step_of(step, [values])
+    variants = [n for n in captured.captured.graph_def.node if n.op == "AddN" and n.attr["T"].type == tf.variant.as_datatype_enum]
+    assert [len(node.input) for node in variants] == [3]
+    with Logical(1) as devices:
+        (found,) = captured.session(devices, [0] * len(captured.captured.graph)).run()
+    np.testing.assert_allclose(found, 2 * values + 3 * values**2 + np.cos(values), rtol=1e-5)
+
+
 def test_logical_devices_in_a_given_order_do_one_op_at_a_time(step: Step) -> None:
     """Two devices at work at once, each in its order."""
     with Logical(2) as devices:

@@ -11,10 +11,11 @@ import baechi_ext
 from baechi_ext.errors import MismatchError, OptionError
 from baechi_ext.ir import Cluster, Device
 from baechi_runtime.host.host_memory import usable_bytes
-from baechi_runtime.tensorflow.backend import SLACK_BYTES, memory_limits
+from baechi_runtime.tensorflow.backend import SLACK_BYTES, TensorFlowBackend, memory_limits
 from baechi_runtime.tensorflow.calls.keras_fit import step_of_fit
 from baechi_runtime.tensorflow.calls.parallelize import ParallelizeOptions
 from baechi_runtime.tensorflow.coarse import COARSE
+from baechi_runtime.tensorflow.servers.devices import Logical, Servers
 from tests.tensorflow_steps import dense_step
 
 HERE: dict[str, Any] = {"workers": "thread", "method": "m_topo", "devices": Cluster.uniform(2)}
@@ -228,6 +229,14 @@ def test_memory_is_limited_where_devices_have_less_than_their_share_of_the_machi
     share = usable_bytes() // 2
     assert limits(share) == [None, None]
     assert limits(share - 1) == [share - 1 + SLACK_BYTES] * 2
+
+
+def test_only_servers_with_a_limit_are_without_onednn() -> None:
+    request = ParallelizeOptions(device_memory="1GiB").request("step")
+    for devices, said in ((Logical(2), "cpu"), (Servers(2), "cpu"), (Servers(2, memory_limits(request)), "cpu without oneDNN")):
+        backend = TensorFlowBackend(request, devices, devices)
+        assert backend.arithmetic() == said
+        assert bool(backend.notes(None)) == (said != "cpu")
 
 
 def eager() -> keras.Model:

@@ -142,11 +142,16 @@ def _with_underscores(flag: str) -> str:
     return "--" + name[2:].replace("-", "_") + equals + value
 
 
+def after_command(line: Sequence[str]) -> int:
+    """The place after the command's name, before which flags of EVERYWHERE may stand."""
+    return next((i for i, word in enumerate(line, start=1) if not word.startswith("-")), len(line))
+
+
 def parted(command_line: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """The command line up to a lone --, and what follows it, of `train`, `compare` and `pase`: the script's own arguments.
     None where there is no --."""
     line = list(command_line)
-    if line[:1] not in (["train"], ["compare"], ["pase"]) or "--" not in line:
+    if not {"train", "compare", "pase"}.intersection(line[: after_command(line)]) or "--" not in line:
         return line, None
     end = line.index("--")
     return line[:end], line[end + 1 :]

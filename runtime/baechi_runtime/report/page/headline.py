@@ -93,13 +93,13 @@ def _on_one_device(run: RunFolder) -> Timeline:
 
 
 def _facts(run: RunFolder, report: Run) -> list[tuple[str, str]]:
-    plan, load, made_by = run.plan, report.load_of_others or None, report.made_by
+    plan, load, made_by = run.plan, report.load_of_others, report.made_by
     facts = [("plan", f"{plan.method}, {plan.status}, found in {plan.placement_seconds:.3g} s, seed {plan.seed}")]
     if report.executor:
         facts.append(("executor", report.executor))
     if isinstance(report, Step | Training) and report.parity is not None:
         facts.append(("parity", f"{'passed' if report.parity.passed else 'failed'}; {report.parity}"))
-    if load is not None:
+    if isinstance(load, float):
         facts.append(("CPU load", load_text(load)))
     noted = (*other_costs(plan, run.timeline), *report.notes, *(run.measured.notes if run.measured is not None else ()))
     facts += [("note", note) for note in noted]

@@ -109,8 +109,9 @@ class _Builder:
         stray = next((node.name for node in self.graph_def.node if not node.device), None)
         if stray is not None:
             raise PlanError(f"node {stray!r} belongs to no op of the graph; capture the step again")
-        for name in [node.name for node in self.graph_def.node if node.op == "AddN" and len(node.input) > _PAIR]:
-            self._add_in_pairs(self.nodes[name])
+        for node in list(self.graph_def.node):
+            if node.op == "AddN" and len(node.input) > _PAIR and node.attr["T"].type != self.tf.variant.as_datatype_enum:
+                self._add_in_pairs(node)
         self._chain(order)
         return PlacedGraph(
             self.graph_def, self.devices, inputs, self.captured.outputs, self.captured.targets, variables, MappingProxyType(self.op_of)
@@ -143,7 +144,7 @@ class _Builder:
         return self._resource(handle, name, (dtype, shape), device, scope)
 
     def _add_in_pairs(self, node: Any) -> None:
-        """Turns an AddN into binary sums, which are the same whichever side is written over. The last one keeps its name."""
+        """Turns an AddN of tensors into binary sums, which are the same whichever side is written over. The last one keeps its name."""
         terms, waits = [i for i in node.input if not is_wait(i)], [i for i in node.input if is_wait(i)]
         op, device = self.op_of[node.name], self.device_of[node.name]
         so_far = terms[0]

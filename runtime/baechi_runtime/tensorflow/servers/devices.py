@@ -81,6 +81,8 @@ class Devices:
     """The target that a session connects to."""
     shared_memory = False
     """True if one allocator serves them all."""
+    limited = False
+    """True if their allocators have a limit, and oneDNN, which ends a process that runs out of memory, is off."""
     several_hosts = False
     servers: Sequence[Server] = ()
     """Those that this process started."""
@@ -204,6 +206,7 @@ class Servers(Devices):
         if hosts and (len(hosts) != num_devices or not 0 <= task < num_devices):
             raise OptionError(f"{len(hosts)} hosts and task {task} do not make {num_devices} devices; name one host:port per device")
         self._memory_limits = memory_limits or [None] * num_devices
+        self.limited = any(self._memory_limits)
         self.several_hosts = bool(hosts)
         self._tasks = [task] if hosts else range(num_devices)
         self._hosts = tuple(hosts)
@@ -249,9 +252,10 @@ class Servers(Devices):
         """The first device's server is the master of all sessions."""
         for task in self._tasks:
             self.servers.append(self._started(task))
-        deadline = time.monotonic() + max(_START_SECONDS, self.timeout_seconds)
+        within_seconds = max(_START_SECONDS, self.timeout_seconds)
+        deadline = time.monotonic() + within_seconds
         for server in self.servers:
-            _await(server, deadline)
+            _await(server, deadline, within_seconds)
 
     def _started(self, task: int) -> Server:
         cores = available_cores()
@@ -314,13 +318,13 @@ class _PortTakenError(ExecutionError):
     pass
 
 
-def _await(server: Server, deadline: float) -> None:
-    """Returns once the server serves."""
+def _await(server: Server, deadline: float, within_seconds: float) -> None:
+    """Returns once the server serves; the deadline is so long after its start."""
     with selectors.DefaultSelector() as ready:
         ready.register(server.process.stdout, selectors.EVENT_READ)  # type: ignore[arg-type]
         if not ready.select(max(0.0, deadline - time.monotonic())):
             raise ExecutionError(
-                f"the server of device {server.task} ({server.host}) did not start within {_START_SECONDS:g} s; check whether the "
+                f"the server of device {server.task} ({server.host}) did not start within {within_seconds:g} s; check whether the "
                 "machine is busy"
             )
     if server.process.stdout.readline():  # type: ignore[union-attr]

@@ -10,6 +10,7 @@ from baechi_runtime.measure.parity_result import in_json
 from baechi_runtime.measure.recording import RUNS
 from baechi_runtime.measure.samples import Noise, samples_by_name
 from baechi_runtime.measure.timing import StepTimes
+from baechi_runtime.measure.turns import PER_BLOCK
 from baechi_runtime.report.call_report import INTERRUPTED, CallReport
 from baechi_runtime.report.report import ParityCheck, Verified
 from baechi_runtime.report.step_report import StepReport
@@ -17,7 +18,6 @@ from baechi_runtime.torch.backend import kind_of_executor
 from baechi_runtime.torch.calls.fragments import PlacedGroup
 from baechi_runtime.torch.calls.recording import WARM_UP
 from baechi_runtime.torch.calls.session import Session
-from baechi_runtime.torch.calls.turns import PER_BLOCK
 from baechi_runtime.torch.calls.workers import Workers
 from baechi_runtime.torch.measure import oversubscribed
 

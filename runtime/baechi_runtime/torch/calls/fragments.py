@@ -9,10 +9,10 @@ from torch import Tensor, fx
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.measure.turns import PLACED, Turns
 from baechi_runtime.torch.calls.capturing import TrainingCall
 from baechi_runtime.torch.calls.placed_function import LoadedFragment
 from baechi_runtime.torch.calls.search_process import Search
-from baechi_runtime.torch.calls.turns import PLACED, Turns
 from baechi_runtime.torch.calls.verify import Verification
 from baechi_runtime.torch.calls.workers import Workers
 from baechi_runtime.torch.threads.executor import ThreadExecutor

@@ -31,7 +31,9 @@ from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.placement import Placement, is_near_least
 from baechi_runtime.host.generators import python_generators_kept
 from baechi_runtime.host.interrupts import raise_if_asked_for
+from baechi_runtime.measure.lead import Lead
 from baechi_runtime.measure.parity_result import UNPLACED_RANDOMNESS
+from baechi_runtime.measure.turns import PLACED, PLAIN, Turns
 from baechi_runtime.report.call_report import FORWARD_ALONE
 from baechi_runtime.report.progress import progress
 from baechi_runtime.report.tables import as_time
@@ -49,15 +51,13 @@ from baechi_runtime.torch.calls.capturing import (
 )
 from baechi_runtime.torch.calls.experience import Experience, Verdict
 from baechi_runtime.torch.calls.fragments import LiveFragment, PlacedGroup, Prepared, Settings
-from baechi_runtime.torch.calls.lead import Lead
 from baechi_runtime.torch.calls.placed_function import LoadedFragment
 from baechi_runtime.torch.calls.placing import KEPT, begin_search, place_alike, place_call
 from baechi_runtime.torch.calls.recording import CallRecorder
 from baechi_runtime.torch.calls.tracing import TraceLog
-from baechi_runtime.torch.calls.turns import PLACED, PLAIN, Turns
 from baechi_runtime.torch.calls.verify import Verification, normalised_by_part, verified_run
 from baechi_runtime.torch.calls.workers import DriftError, Workers, loaded_phases
-from baechi_runtime.torch.lowering.devices import is_capturing
+from baechi_runtime.torch.lowering.devices import is_capturing, settle
 from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.measure import load_of_others
 from baechi_runtime.torch.processes.channels import LostPeerError
@@ -100,7 +100,13 @@ class Session:
         self._lock = threading.RLock()
         self.calls = 0
         """Calls of the module that began."""
-        self.lead = Lead(settings, self.groups)
+        executor = settings.executor
+        self.lead = Lead(
+            lambda: settle(executor.devices),
+            verify_steps=settings.verify_steps,
+            keep_placed=settings.keep_placed,
+            agree=executor.agree_on_turn if isinstance(executor, Workers) else None,
+        )
         self._parts: Parts | None = settings.request.microbatches
         """The parts that a batch goes in, or their shares; None: not decided yet."""
         self._experience: Experience | None = None
@@ -410,11 +416,11 @@ class Session:
             return values
 
     def _begin_step(self, group: PlacedGroup) -> None:
-        decided, turns = self.lead.begin_step(group), group.turns
+        decided = self.lead.begin_step(group)
         if decided == PLACED:
             self.conclude()
         elif decided:
-            self._pause(f"plain steps are faster: {_ms(turns.plain_us)} against {_ms(turns.placed_us)} placed; --keep_placed stays placed")
+            self._pause(group.turns.why_plain)
 
     def _several(self) -> bool:
         return isinstance(self.settings.executor, Workers)
@@ -458,7 +464,3 @@ class Session:
             self._said.add(text)
             with suppress(OSError, ValueError):
                 sys.stderr.write(f"baechi: {text}\n")
-
-
-def _ms(us: Sequence[float]) -> str:
-    return f"{statistics.median(us) / 1000:.1f} ms" if us else "nothing measured"

@@ -31,6 +31,7 @@ from baechi_ext.simulate import Simulator, Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.measure.turns import PLACED, PLAIN, Turns
 from baechi_runtime.report.call_report import INTERRUPTED
 from baechi_runtime.torch.calls.capturing import CallStep
 from baechi_runtime.torch.calls.graphed import GraphedFragment
@@ -153,6 +154,13 @@ class Workers:
         """Worker 0's numbers, of which each worker has its own."""
         marks = torch.tensor(own, dtype=torch.int64)
         return self.share([marks], [marks], 0)[0].tolist()
+
+    def agree_on_turn(self, turns: Turns, mode: str) -> str:
+        """Worker 0's mode of the step that begins; `turns` get to know whether it is decided there, or rests."""
+        placed, decided, turns.rest = self.as_worker_0(mode == PLACED, bool(turns.decided), turns.rest)
+        mode = PLACED if placed else PLAIN
+        turns.decided = mode if decided else ""
+        return mode
 
     def _together(self, exchange: Callable[[], Any]) -> None:
         try:

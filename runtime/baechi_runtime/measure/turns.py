@@ -11,11 +11,10 @@ module are timed at a time in a process, as each would be part of another's.
 import math
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baechi_runtime.measure.samples import NOISY_SPREAD, Ratio, Samples
-from baechi_runtime.torch.lowering.devices import TorchDevice, settle
 
 PLACED, PLAIN = "placed", "plain"
 PER_BLOCK = 2
@@ -82,20 +81,30 @@ class Turns:
         """The kind of the steps that run while those of others are timed: the faster kind, once it is known."""
         return PLACED if len(self.placed_us) >= PER_BLOCK * MOST_BLOCKS else PLAIN
 
-    def begin(self, devices: Sequence[TorchDevice] = ()) -> str:
-        """Begin a step on these devices, which are waited for: a step's time has all of its work in it. Returns what runs it."""
+    def begin(self, settle: Callable[[], object] = tuple) -> str:
+        """Begin a step. `settle` waits for the devices: a step's time has all of its work in it. Returns what runs it."""
         if known := self.now():
             return known
-        settle(devices)
+        settle()
         now = time.perf_counter()
         if self._begun is not None:
             self._take((now - self._begun) * 1e6)
         self._begun = None if self.rest else now
         return self.now() or self._mode()
 
+    def prepared(self) -> None:
+        """Leave out of the time of the step under way what came up to now, such as moving variables to where it runs."""
+        if self._begun is not None:
+            self._begun = time.perf_counter()
+
     def disturbed(self) -> None:
         """Discard the time of the step under way: something else was done in it, such as verifying."""
         self._begun = None
+
+    def disturb_all(self) -> None:
+        """Discard the time of the step under way, here and where steps are timed."""
+        for turns in {self, *_timed}:
+            turns.disturbed()
 
     def _mode(self) -> str:
         if self.alone:
@@ -140,8 +149,12 @@ class Turns:
         placed, plain = (statistics.fmean(sorted(us)[: max(1, len(us) - 1)]) for us in (self.placed_us, self.plain_us))
         return plain - placed
 
+    @property
+    def why_plain(self) -> str:
+        """Why plain steps are kept, once that is decided."""
+        plain, placed = map(_ms, (self.plain_us, self.placed_us))
+        return f"plain steps are faster: {plain} against {placed} placed; --keep_placed stays placed"
 
-def disturb(own: Iterable[Turns]) -> None:
-    """Discard the time of the step under way in these and in the turns that are timed: something else was done in it."""
-    for turns in {*own, *_timed}:
-        turns.disturbed()
+
+def _ms(us: Sequence[float]) -> str:
+    return f"{statistics.median(us) / 1000:.1f} ms" if us else "nothing measured"
