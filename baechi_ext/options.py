@@ -64,7 +64,7 @@ class ParallelizeOptions(TypedDict, total=False):
     strict: bool
     """PyTorch: as for `ApplyOptions`."""
     keep_placed: bool
-    """PyTorch: as for `ApplyOptions`."""
+    """As for `ApplyOptions`."""
     fallback: bool
     """TensorFlow: where a call can't be captured, or differs, go on with the step as it is, and say so on stderr (False)."""
     device_memory: int | str | None

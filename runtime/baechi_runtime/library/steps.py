@@ -147,7 +147,8 @@ class FunctionStep(Step):
         """The step whose calls run by the plan, to be called in place of the function; or the model, whose fit does."""
         from baechi_runtime.tensorflow.calls.parallelize import apply_plan
 
-        given, cluster = _known(options, ("verify_steps", "timeout_seconds"), "a TensorFlow step"), result.plan.cluster
+        given = _known(options, ("verify_steps", "keep_placed", "timeout_seconds"), "a TensorFlow step")
+        cluster = result.plan.cluster
         pins = tuple(map(str, request.pins))
         chosen = replace(self.options, devices=len(cluster), cluster=cluster, method=request.method, pins=pins, **given)
         return apply_plan(self.call, chosen, self.placement(result))

@@ -13,6 +13,7 @@ from baechi_runtime.report.tables import as_size, as_time
 INTERRUPTED = "the search for its plan was interrupted"
 """The reason why a step that has a plan is not placed."""
 OTHER_SHAPES = "arguments of another shape"
+PLAIN_TURN = "it was the plain one's turn"
 UNTRACED = "TorchDynamo found no graph in it that trains, or had traced it too often and runs it as it is"
 """The reasons why a call ran as it is between placed ones."""
 FORWARD_ALONE = "a forward pass alone is not placed"

@@ -103,8 +103,6 @@ class Verification:
     """Largest relative difference of what is decided by more than rounding."""
     rounding: set[str] = field(default_factory=set)
     """Names of what is decided by rounding."""
-    unplaced_us: list[float] = field(default_factory=list)
-    """Wall times of the unplaced steps."""
 
     def to_json(self) -> dict[str, Any]:
         found = {"steps": self.steps, "compared": self.compared, "max_rel_diff": in_json(self.max_rel_diff)}

@@ -30,7 +30,8 @@ for number in range(4):
 print("done")
 """
 ORDINARY = "@tf.function"
-PLACED = '@baechi_ext.parallelize(method="m_topo", framework="tensorflow")'
+TRAIN = ("train", "--framework=tensorflow")
+PLACED = '@baechi_ext.parallelize(method="m_topo", framework="tensorflow", keep_placed=True)'
 UPDATE = "weight.assign_sub(0.1 * x)\n"
 
 
@@ -59,7 +60,7 @@ def script(folder: Path, body: str, decorator: str) -> str:
 def test_what_cannot_be_placed_is_said_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], decorator: str, body: str, said: str
 ) -> None:
-    code = main(["train", "--framework=tensorflow", "--strict", "--placement_method=m_topo", script(tmp_path, body, decorator)])
+    code = main([*TRAIN, "--strict", "--keep_placed", "--placement_method=m_topo", script(tmp_path, body, decorator)])
     out, err = capsys.readouterr()
     assert (code, out) == (1, ""), err
     assert said in only_error(err)
@@ -68,7 +69,7 @@ def test_what_cannot_be_placed_is_said_in_one_line(
 @pytest.mark.filterwarnings("ignore")
 def test_a_function_with_more_than_variables_runs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = UPDATE + "with writer.as_default(step=0):\n    tf.summary.scalar('x', x[0, 0])\nreturn x"
-    code = main(["train", "--framework=tensorflow", script(tmp_path, body, ORDINARY)])
+    code = main([*TRAIN, script(tmp_path, body, ORDINARY)])
     out, err = capsys.readouterr()
     assert (code, out) == (0, "done\n"), err
     said = r"baechi: step: not placed; op '\S+' can't be placed: it writes a summary, at \S+:\d+ in step: `tf.summary.scalar"
@@ -78,7 +79,7 @@ def test_a_function_with_more_than_variables_runs_as_it_is(tmp_path: Path, capsy
 def test_an_unknown_batch_size_is_that_of_the_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     decorator = "@tf.function(input_signature=[tf.TensorSpec((None, 40))])"
     body = UPDATE + "return tf.reduce_sum(weight)"
-    code = main(["train", "--framework=tensorflow", "--workers=thread", "--placement_method=m_topo", script(tmp_path, body, decorator)])
+    code = main([*TRAIN, "--workers=thread", "--keep_placed", "--placement_method=m_topo", script(tmp_path, body, decorator)])
     out, err = capsys.readouterr()
     assert (code, out) == (0, "done\n"), err
     assert "3 steps placed" in err

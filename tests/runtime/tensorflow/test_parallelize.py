@@ -19,10 +19,15 @@ import baechi_ext
 from baechi_ext.errors import CaptureError, ExecutionError, OptionError, ParityError
 from baechi_ext.ir import Cluster, Link, OpGraph, Plan
 from baechi_runtime.host.frameworks import framework_of
+from baechi_runtime.measure import turns
+from baechi_runtime.measure.turns import BLOCKS, PER_BLOCK
+from baechi_runtime.report.call_report import PLAIN_TURN
 from baechi_runtime.tensorflow.calls import placing
+from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables
+from baechi_runtime.tensorflow.servers.session import PlacedSession
 from tests.runtime.forked import python
 
-HERE = {"workers": "thread", "method": "m_topo"}
+HERE = {"workers": "thread", "method": "m_topo", "keep_placed": True}
 """On logical devices, which start at once."""
 
 
@@ -46,6 +51,60 @@ class Trained:
 
     def losses(self, step: Callable[..., Any], sizes: tuple[int, ...]) -> list[float]:
         return [float(step(self.x[:n], self.y[:n])["loss"]) for n in sizes]
+
+
+class Clock:
+    """The clock of turns, in the place of time.perf_counter."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def takes(self, ms: float, do: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose calls take so long."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.now += ms / 1000
+            return do(*args, **kwargs)
+
+        return call
+
+
+@pytest.mark.parametrize(("placed_ms", "blocks"), [(2.0, BLOCKS), (4.0, 2), (40.0, 1)])
+def test_placed_and_plain_steps_take_turns_and_the_faster_is_kept(
+    placed_ms: float, blocks: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The variables go with the turns, which takes no time of either; the values are those of the ordinary step."""
+    clock, plain_ms, in_turn = Clock(), 3.0, PER_BLOCK * blocks
+    monkeypatch.setattr(turns, "time", clock)
+    monkeypatch.setattr(turns, "_timed", [])
+    monkeypatch.setattr(LiveVariables, "bring_all", clock.takes(1000, LiveVariables.bring_all))
+    monkeypatch.setattr(PlacedSession, "initialise", clock.takes(1000, PlacedSession.initialise))
+    monkeypatch.setattr(PlacedSession, "run", clock.takes(placed_ms, PlacedSession.run))
+    ordinary, ours = Trained(), Trained()
+    expected = ordinary.losses(tf.function(ordinary.step), (8,) * 30)
+    placed = baechi_ext.parallelize(clock.takes(plain_ms, ours.step), framework="tensorflow", **{**HERE, "keep_placed": False})
+    np.testing.assert_allclose(ours.losses(placed, (8,) * 30), expected, rtol=1e-4)
+    np.testing.assert_allclose(ours.model.get_weights()[0], ordinary.model.get_weights()[0], rtol=1e-4)
+    report, said = placed.report(), capsys.readouterr().err
+    assert {name: samples.us for name, samples in report.samples.items()} == {
+        "placed": pytest.approx([placed_ms * 1000] * in_turn),
+        "eager": pytest.approx([plain_ms * 1000] * in_turn),
+    }
+    assert report.unplaced_calls[PLAIN_TURN] == in_turn
+    if placed_ms < plain_ms:
+        assert (report.refusal, report.placed_steps) == ("", 30 - in_turn)
+        assert report.measurement().over_unplaced.median == pytest.approx(1.5)
+        assert not report.doubts or "cores" in report.doubts[0]
+        assert "plain steps" not in said
+    else:
+        why = f"plain steps are faster: 3.0 ms against {placed_ms} ms placed; --keep_placed stays placed"
+        assert (report.refusal, report.placed_steps) == (why, 2 + in_turn)
+        assert said.count(f"runs as it is: {why}") == 1
+        assert report.unplaced_calls[why] == 30 - 2 - 2 * in_turn
+        assert turns._timed == []  # noqa: SLF001
 
 
 SIZES = (8, 8, 8, 5, 8, 8)
@@ -268,7 +327,7 @@ def test_a_step_is_planned_looked_at_and_run_by_that_plan(tmp_path: Path) -> Non
     assert compared["single"].step_us == pytest.approx(sum(op.compute_us for op in run.graph.ops))
     run.save(tmp_path)
     assert Plan.load(tmp_path / "plan.json", OpGraph.load(tmp_path / "graph.json")).placement == run.plan.placement
-    placed = compared["m_topo"].apply(verify_steps=1)
+    placed = compared["m_topo"].apply(verify_steps=1, keep_placed=True)
     arguments = [{"x": trained.x, "y": trained.y} for trained in (ours, ordinary)]
     found = [float(placed(**arguments[0])["loss"]) for _ in range(4)]
     np.testing.assert_allclose(found, [float(ordinary.step(**arguments[1])["loss"]) for _ in range(4)], rtol=1e-4)
@@ -340,7 +399,7 @@ def test_a_fit_with_a_seed_is_traced_once() -> None:
     model = Model(inputs, keras.layers.Dense(1)(inputs))
     model.compile("adam", "mse")
     model.optimizer.build(model.trainable_variables)
-    baechi_ext.parallelize(model, workers="thread", method="m_topo")
+    baechi_ext.parallelize(model, **HERE)
     model.fit(np.ones((8, 10)), np.ones((8, 1)), batch_size=4, epochs=2, verbose=0)
     assert len(traced) == 1
     assert baechi_ext.report(model).placed_steps == 4

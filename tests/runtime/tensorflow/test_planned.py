@@ -104,7 +104,7 @@ def test_a_fit_by_a_plan_is_the_fit_unplaced(make: Callable[[], tuple[keras.Mode
     assert all((a == b).all() for a, b in zip(before, model.get_weights(), strict=False))
     assert not any(v.numpy().any() for v in model.metrics_variables)
     pinned = run.pin(run.graph.ops[0].id, 1)
-    assert pinned.apply(verify_steps=1) is model
+    assert pinned.apply(verify_steps=1, keep_placed=True) is model
     found = model.fit(**arguments).history
     assert found.keys() == expected.keys()
     for name, values in expected.items():
@@ -123,7 +123,7 @@ def test_a_step_that_tensorflow_rewrites_is_compared_as_it_was_captured() -> Non
     model = keras.Sequential([keras.Input((10,)), layers.Dense(20, "relu", dtype=half), layers.Dense(1, dtype=half)])
     model.compile("adam", "mse")
     x, y = np.random.random((8, 10)), np.random.random((8, 1))
-    baechi_ext.plan(model, (x, y), **HERE).apply()
+    baechi_ext.plan(model, (x, y), **HERE).apply(keep_placed=True)
     losses = [model.train_on_batch(x, y) for _ in range(3)]
     report = baechi_ext.report(model)
     baechi_ext.unplace(model)
@@ -138,7 +138,7 @@ def test_batches_one_by_one_and_another_plan_after_the_first() -> None:
     run = baechi_ext.plan(model, batch, **HERE)
     for number, planned in enumerate((run, run.what_if(devices=3), None)):
         if planned is not None:
-            planned.apply(verify_steps=0)
+            planned.apply(verify_steps=0, keep_placed=True)
             with pytest.raises(OptionError, match=r"the fit of dense is placed already; call baechi_ext.unplace\(model\) first"):
                 baechi_ext.plan(model, batch, **HERE)
         for _ in range(2):
@@ -156,7 +156,7 @@ def test_what_was_not_planned_gets_a_plan_of_its_own(capsys: pytest.CaptureFixtu
     ordinary, (x, y), _ = made(dense)
     model, batch, _ = made(dense)
     run = baechi_ext.plan(model, batch, **HERE)
-    run.apply(verify_steps=0)
+    run.apply(verify_steps=0, keep_placed=True)
     for arguments in [(x, y, np.arange(8.0)), (x, y)] * 2:
         np.testing.assert_allclose(model.train_on_batch(*arguments), ordinary.train_on_batch(*arguments), rtol=1e-4)
     assert capsys.readouterr().err.count("dense.train_step is called with other shapes or types than it was planned for") == 1
@@ -175,7 +175,7 @@ def test_a_model_that_is_compiled_anew_is_another_step() -> None:
         each.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
     with pytest.raises(MismatchError, match="dense was compiled anew after it was planned; plan it again"):
         run.apply()
-    baechi_ext.plan(model, batch, **HERE).apply(verify_steps=0)
+    baechi_ext.plan(model, batch, **HERE).apply(verify_steps=0, keep_placed=True)
     losses = [each.train_on_batch(x, y) for each in (model, ordinary)]
     for each in (model, ordinary):
         each.compile(keras.optimizers.SGD(0.2), "sparse_categorical_crossentropy")
@@ -190,7 +190,7 @@ def test_methods_are_measured_and_nothing_is_trained(trained: bool) -> None:
     model, (x, y), _ = made(dense)
     run = baechi_ext.plan(model, (x, y), **HERE)
     if trained:
-        run.apply(verify_steps=0)
+        run.apply(verify_steps=0, keep_placed=True)
         model.train_on_batch(x, y)
     before = state(model)
     compared = run.compare("m_topo", measure=True)

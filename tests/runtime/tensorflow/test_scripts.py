@@ -24,7 +24,7 @@ from tests.runtime.forked import start
 from tests.runtime.workers import finish, only_error, wait_for_line
 
 SCRIPTS = Path(__file__).parent / "scripts"
-PLACED = ["train", "--framework=tensorflow", "--workers=thread", "--placement_method=m_topo"]
+PLACED = ["train", "--framework=tensorflow", "--workers=thread", "--placement_method=m_topo", "--keep_placed"]
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +70,20 @@ def test_a_script_prints_the_same(
     assert ("of other shapes" in line) == bool(left_out), line
 
 
+@pytest.mark.parametrize("script", ["digits.py", "custom_loop.py"])
+def test_a_script_prints_the_same_with_plain_steps_between_placed_ones(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = printed(script)
+    keras.backend.clear_session()
+    code = main([*(flag for flag in PLACED if flag != "--keep_placed"), str(SCRIPTS / script)])
+    found = capsys.readouterr()
+    assert (code, found.out) == (0, expected)
+    line = next(line for line in found.err.splitlines() if line.startswith("baechi: ") and "verified" in line)
+    assert "as it is" in line, line
+
+
 def test_in_a_process_of_its_own_with_a_server_per_device(tmp_path: Path) -> None:
-    flags = ["--framework=tensorflow", "--placement_method=m_topo", "--comm_cost_coeffs=0.001,50", f"--out={tmp_path / 'out'}"]
-    done = forked.run("train", *flags, str(SCRIPTS / "custom_loop.py"))
+    flags = [*(flag for flag in PLACED if flag != "--workers=thread"), "--comm_cost_coeffs=0.001,50", f"--out={tmp_path / 'out'}"]
+    done = forked.run(*flags, str(SCRIPTS / "custom_loop.py"))
     assert (done.returncode, done.stdout) == (0, printed("custom_loop.py")), done.stderr
     found = RunFolder.load(tmp_path / "out")
     report, measured = found.report, found.measured
@@ -83,7 +94,7 @@ def test_in_a_process_of_its_own_with_a_server_per_device(tmp_path: Path) -> Non
     assert (report["model"], report["executor"], measured.executor) == ("train_step of custom_loop.py", "servers", "servers")
     assert {op.id for op in measured.ops} == set(found.graph.index)
     assert len(measured.transfers) > len(found.timeline.transfers) / 4
-    assert len(report["measured_step_us"]["placed"]["samples"]) == 14 - 2 - RUNS
+    assert 3 <= len(report["measured_step_us"]["placed"]["samples"]) < 14 - 2 - RUNS  # those that another one of the same shape follows
     assert report["load_of_others"] >= 0
 
 
@@ -91,7 +102,7 @@ def test_the_folder_of_a_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     """Steps that are traced compute what they compute untraced."""
     expected = printed("reviews.py")
     keras.backend.clear_session()
-    assert main([*PLACED, "--verify_steps=3", f"--out={tmp_path}", str(SCRIPTS / "reviews.py")]) == 0
+    assert main([*PLACED, "--verify_steps=1", f"--out={tmp_path}", str(SCRIPTS / "reviews.py")]) == 0
     assert capsys.readouterr().out == expected
     found = RunFolder.load(tmp_path)
     report, measured = found.report, found.measured
@@ -99,13 +110,12 @@ def test_the_folder_of_a_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert unseen <= {"While", "StatelessWhile", "If", "StatelessIf"}
     assert any("a loop or condition runs as its parts" in note for note in measured.notes) == bool(unseen)
     assert report["model"].endswith(".train_step of reviews.py")
-    assert (report["parity"]["passed"], report["parity"]["steps"], report["unplaced"]) == (True, 3, "tf.function as it is")
-    assert len(report["measured_step_us"]["eager"]["samples"]) == 2  # the first one was traced
-    assert len(report["measured_step_us"]["placed"]["samples"]) == 9 - 3 - RUNS
+    assert (report["parity"]["passed"], report["parity"]["steps"], report["unplaced"]) == (True, 1, "tf.function as it is")
+    assert report["measured_step_us"]["eager"] is None  # --keep_placed
+    assert 1 <= len(report["measured_step_us"]["placed"]["samples"]) < 9 - 1 - RUNS
     assert report["peak_memory_bytes"]["measured"] == [max(held.bytes for held in device) for device in measured.memory]
     assert [step["folder"] for step in report["steps"]] == ["."]
-    figures = {figure["label"]: figure["detail"] for figure in page_data(found)["headline"]["figures"]}
-    assert figures["tf.function as it is"].endswith(", 2 steps")
+    assert "measured step" in {figure["label"] for figure in page_data(found)["headline"]["figures"]}
 
 
 def test_a_step_that_stays_whole_is_kept_with_the_costs_of_one_device(tmp_path: Path) -> None:

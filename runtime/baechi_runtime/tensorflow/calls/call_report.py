@@ -3,6 +3,7 @@
 from baechi_runtime.files.run_folder import MEASURED, KeptStep
 from baechi_runtime.measure.parity_result import in_json
 from baechi_runtime.measure.samples import Noise, samples_by_name
+from baechi_runtime.measure.turns import PER_BLOCK
 from baechi_runtime.report.call_report import INTERRUPTED, CallReport
 from baechi_runtime.report.report import ParityCheck, Verified
 from baechi_runtime.report.step_report import StepReport
@@ -19,28 +20,27 @@ UNPLACED = "tf.function as it is"
 def report_of(placed: PlacedFunction) -> CallReport:
     """The report of the function's first placed shape; the counts are of all shapes."""
     steps, placement = list(placed.steps.values()), placed.placement or placed.interrupted
-    verifications = [step.verification for step in steps]
-    times = [us for step in steps[:1] for us in step.times_us]
-    unplaced = [us for verification in verifications[:1] for us in verification.unplaced_us[1:]]  # in the first one it is traced
+    verifications, turns = [step.verification for step in steps], placed.lead.turns
     return CallReport(
         kind="step",
         name=placed.name,
         method=placed.settings.request.plan.method,
         result=None if placement is None else placement.result,
         single=None if placement is None else placement.single,
-        samples=samples_by_name(eager=unplaced, placed=times),
+        samples=samples_by_name(eager=turns.plain_us, placed=turns.placed_us),
+        per_block=PER_BLOCK,
         noise=Noise(placed.load.share(), oversubscribed(opened())),
         verified=Verified(
             sum(v.steps for v in verifications),
-            sum(s.count for s in steps),
+            sum(s.calls for s in steps),
             max((v.steps for v in verifications), default=0),
             in_json(max((v.max_rel_diff for v in verifications), default=0.0)),
             sorted(set().union(*(v.rounding for v in verifications))),
         ),
-        placed_steps=sum(s.count for s in steps),
+        placed_steps=sum(s.calls for s in steps),
         shapes=len(steps),
         unplaced_calls=dict(placed.unplaced),
-        refusal=placed.refusal or (INTERRUPTED if placed.interrupted else ""),
+        refusal=placed.refusal or placed.paused or (INTERRUPTED if placed.interrupted else ""),
         notes=() if placement is None else (*placement.result.notes, *placement.notes),
         fragments=len(steps[:1]),
     )
@@ -58,7 +58,7 @@ def kept_step(function: PlacedFunction, script: str, report: CallReport) -> Kept
         measured = record_step(first.session, placement.result.timeline, executor, first.traces)
     why = INTERRUPTED if function.interrupted else f"no step ran after the {WARM_UP} that follow the verified ones"
     missing = [] if measured is not None else [f"no {MEASURED}: {why}"]
-    refused = [f"it runs unplaced: {function.refusal}"] if function.refusal else []
+    refused = [f"it runs as it is now: {why}" for why in (function.refusal or function.paused,) if why]
     peaks = () if measured is None or measured.memory is None else measured.memory
     verified = None if first is None or not first.verification.steps else first.verification.to_json()
     parity = None if verified is None else ParityCheck(**verified, passed=not function.refusal)

@@ -213,7 +213,7 @@ class PlacedFit:
     def __call__(self, iterator: Any) -> Any:
         if not self._made and (self._began or (self._model.built and self._model.optimizer.built)):
             self.step, self._made = self._make(), True
-        if self._left or self.step is None:
+        if self._left or self.step is None or self.step.paused:
             self._began = True
             return self.ordinary(iterator)
         if tf.config.functions_run_eagerly():

@@ -43,6 +43,7 @@ class ParallelizeOptions:
     method: str = "auto"
     verify_steps: int = 2
     fallback: bool = False
+    keep_placed: bool = False
     device_memory: int | str | None = None
     time_limit: float | None = None
     seed: int = 0
@@ -70,7 +71,7 @@ class ParallelizeOptions:
         return replace(plan, grouper=COARSE[0], placer_type=COARSE[1]) if coarse else plan
 
     def settings(self, name: str) -> Settings:
-        return Settings(self.request(name), self.verify_steps, self.fallback)
+        return Settings(self.request(name), self.verify_steps, self.fallback, self.keep_placed)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ captured too, and placed as the first ones were if they have the same ops. So a 
 import io
 import sys
 import threading
-import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,9 @@ from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.generators import python_generators_kept
-from baechi_runtime.report.call_report import OTHER_SHAPES
+from baechi_runtime.measure.lead import Lead
+from baechi_runtime.measure.turns import PLACED, PLAIN, Turns
+from baechi_runtime.report.call_report import OTHER_SHAPES, PLAIN_TURN
 from baechi_runtime.report.progress import progress
 from baechi_runtime.tensorflow.calls.placing import opened, place_step, shared_devices
 from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables, others_wait
@@ -39,7 +40,6 @@ EAGERLY = "tf.config.run_functions_eagerly has them run as Python"
 RECORDED = "a GradientTape around the call needs to see what it computes"
 MOST_SHAPES = 8
 """Shapes of the arguments that are captured; further ones run as they are."""
-_TIMES = 200
 _running = threading.local()
 _due: deque[Callable[[], None]] = deque()
 """Calls to make before another step is placed."""
@@ -158,6 +158,8 @@ class Settings:
     """Where it keeps a folder, some steps of the first shape are traced."""
     verify_steps: int = 2
     fallback: bool = False
+    keep_placed: bool = False
+    """Placed steps alone run, whether or not they are faster."""
 
 
 class PlacedStep:
@@ -166,15 +168,18 @@ class PlacedStep:
     The variables live there between steps, and are brought home when somebody looks at them.
     """
 
-    def __init__(self, captured: CapturedFunction, timeline: Timeline, devices: Devices, *, traces: bool) -> None:
+    mode = PLACED
+    """See Lead."""
+
+    def __init__(self, captured: CapturedFunction, timeline: Timeline, devices: Devices, turns: Turns, *, traces: bool) -> None:
         """`timeline` has the placement, and the order that devices keep to; `traces`: some steps are traced."""
         self.captured = captured
         self.session = PlacedSession.of(captured, timeline, devices)
         self.live = LiveVariables({v.shared_name: v.variable for v in captured.variables}, self._fetch)
-        self.times_us: deque[float] = deque(maxlen=_TIMES)
-        """Times of the last steps, including what had to be sent first."""
+        self.turns = turns
         self.verification = Verification()
-        self.count = 0
+        self.calls = 0
+        """Placed steps so far."""
         self.draws = draws_anew(captured)
         """True if nothing can be compared."""
         self.traces: list[Any] | None = [] if traces else None
@@ -184,18 +189,17 @@ class PlacedStep:
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """One step: its results, flat."""
-        began = time.perf_counter()
         self._begin()
-        results = self.session.run(inputs)
-        self.times_us.append((time.perf_counter() - began) * 1e6)
-        return results
+        return self.session.run(inputs)
 
     def run_unverified(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The same, counted. Those behind a warm-up that are traced compute what all others do, and are not timed."""
-        self.count += 1
-        if self.traces is None or not WARM_UP < self.count - self.verification.steps <= WARM_UP + RUNS:
-            return self.run(inputs)
+        """The same, counted and timed. Those behind a warm-up that are traced compute what all others do, and are not timed."""
+        self.calls += 1
         self._begin()
+        if self.traces is None or not WARM_UP < self.calls - self.verification.steps <= WARM_UP + RUNS:
+            self.turns.prepared()
+            return self.session.run(inputs)
+        self.turns.disturb_all()
         results, trace = self.session.traced(inputs)
         self.traces.append(trace)
         return results
@@ -205,6 +209,11 @@ class PlacedStep:
         if changed := self.live.changes():
             self.session.initialise(changed)
         self.live.leave()
+
+    def bring_home(self) -> None:
+        """The variables are here, for a step that runs as it is and is timed."""
+        self.live.bring_all()
+        self.turns.prepared()
 
     def returned(self, results: Sequence[Any]) -> Any:
         """The user's step's return value, made from flat results."""
@@ -218,7 +227,8 @@ class PlacedStep:
         return tf.nest.map_structure(value, self.captured.structured_outputs)
 
     def close(self) -> None:
-        """The variables come home, if the devices still have them, and the devices are free of them."""
+        """The variables come home, if the devices still have them, and the devices are free of them; steps of others may be timed."""
+        self.turns.leave()
         with suppress(ExecutionError):
             self.live.bring_all()
             self.live.forget()  # only now: what is lost with its devices is not taken for what is here
@@ -253,7 +263,10 @@ class PlacedFunction:
         self.interrupted: Placement | None = None
         """The placement that the first shape's search had found when it was interrupted; None once `placement` is there."""
         self.refusal = ""
-        """Why calls run as they are; empty while they run placed."""
+        """Why calls can't run placed; empty where they can."""
+        self.paused = ""
+        """Why plain steps are kept, though placed ones are right; empty where they are not."""
+        self.lead = Lead(tuple, verify_steps=settings.verify_steps, keep_placed=settings.keep_placed)  # a step waits for its results
         self.unplaced: Counter[str] = Counter()
         """Why calls ran as they are, and how many."""
         self.ordinary = ordinary
@@ -276,7 +289,7 @@ class PlacedFunction:
             )
         with running():
             try:
-                if self.refusal or is_recorded():
+                if self.refusal or self.paused or is_recorded():
                     return self._as_it_is(args, kwargs, RECORDED)
                 if tf.config.functions_run_eagerly():
                     return self._as_it_is(args, kwargs, EAGERLY)
@@ -316,7 +329,7 @@ class PlacedFunction:
         self.placement = self.interrupted = self._last = None
 
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = OTHER_SHAPES) -> Any:
-        self.unplaced[self.refusal or reason] += 1
+        self.unplaced[self.refusal or self.paused or reason] += 1
         return self.ordinary(*args, **kwargs)
 
     def _run(self, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -324,6 +337,8 @@ class PlacedFunction:
         again, self._last = given.key == self._last, given.key
         left = given.key in self._declined or len(self.steps) == MOST_SHAPES
         at_once = given.key in self.ahead or not (self.steps or self._declined)
+        if step is None:
+            self.lead.disturb()
         if step is None and (left or not (again or at_once)):
             return self._as_it_is(args, kwargs)
         if step is None:
@@ -331,8 +346,15 @@ class PlacedFunction:
         if step is None:
             return self._as_it_is(args, kwargs)
         step.live.require_unread(self.name)
+        if self.lead.begin_step(step) == PLAIN:
+            self._pause(step.turns.why_plain)
+            return self._as_it_is(args, kwargs)
+        if step.mode == PLAIN:
+            step.bring_home()
+            return self._as_it_is(args, kwargs, PLAIN_TURN)
         with others_wait():
-            if step.count < self.settings.verify_steps and not step.draws:
+            if step.calls < self.settings.verify_steps and not step.draws:
+                self.lead.disturb()
                 return self._verified(step, given, args, kwargs)
             try:
                 return step.returned(step.run_unverified(given.inputs))
@@ -364,7 +386,8 @@ class PlacedFunction:
             return None
         request = self.settings.request
         devices, traces = shared_devices(request)[1], first and request.out is not None
-        self.steps[given.key] = PlacedStep(captured, placement.result.timeline, devices, traces=traces)
+        turns = Turns(alone=self.settings.keep_placed)
+        self.steps[given.key] = PlacedStep(captured, placement.result.timeline, devices, turns, traces=traces)
         return self.steps[given.key]
 
     def _verified(self, step: PlacedStep, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -374,11 +397,8 @@ class PlacedFunction:
         own = self.ordinary if keeps_trace(self.ordinary) else self.python
         plain = captured.unplaced if captured.kept else tf.function(call_of(self.name, own, given))
         before = captured.values()
-        began = time.perf_counter()
         returned = self.ordinary(*args, **kwargs)
-        expected = results_of(returned)
-        verification.unplaced_us.append((time.perf_counter() - began) * 1e6)
-        expected |= captured.values()
+        expected = results_of(returned) | captured.values()
 
         def again(seed: int | None) -> dict[str, np.ndarray]:
             step.live.forget()
@@ -398,12 +418,19 @@ class PlacedFunction:
                 raise
             self._go_on_unplaced(e)
             return returned
-        step.times_us.clear()  # of steps that are verified
         step.live.leave()  # what perturbed steps made of the variables here is nobody's
-        step.count += 1
+        step.calls += 1
         return step.returned(found)
+
+    def _pause(self, why: str) -> None:
+        self.paused = why
+        self._let_go(f"{self.name} runs as it is: {why}")
 
     def _go_on_unplaced(self, error: BaechiError) -> None:
         self.refusal = str(error)
-        sys.stderr.write(f"baechi: {self.name} goes on unplaced: {error}\n")
+        self._let_go(f"{self.name} goes on unplaced: {error}")
+
+    def _let_go(self, why: str) -> None:
+        close(self.steps)
+        sys.stderr.write(f"baechi: {why}\n")
 

@@ -70,7 +70,8 @@ def run_script(asked: ScriptRequest) -> StepsRun:
     run = StepsRun()
 
     def place(name: str, ordinary: Callable[..., Any], owner: Any) -> PlacedFunction:
-        placed = PlacedFunction(name, ordinary, Settings(replace(asked.request, model=name), asked.verify_steps, not asked.strict))
+        settings = Settings(replace(asked.request, model=name), asked.verify_steps, not asked.strict, asked.keep_placed)
+        placed = PlacedFunction(name, ordinary, settings)
         when_gone(owner, partial(run.end, placed))
         return placed
 

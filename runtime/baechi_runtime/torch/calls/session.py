@@ -34,7 +34,7 @@ from baechi_runtime.host.interrupts import raise_if_asked_for
 from baechi_runtime.measure.lead import Lead
 from baechi_runtime.measure.parity_result import UNPLACED_RANDOMNESS
 from baechi_runtime.measure.turns import PLACED, PLAIN, Turns
-from baechi_runtime.report.call_report import FORWARD_ALONE
+from baechi_runtime.report.call_report import FORWARD_ALONE, PLAIN_TURN
 from baechi_runtime.report.progress import progress
 from baechi_runtime.report.tables import as_time
 from baechi_runtime.torch.calls.capturing import (
@@ -397,7 +397,7 @@ class Session:
             self._begin_step(group)
         group.ran.add(id(fragment))
         if group.mode == PLAIN:
-            return self.run_plain(fragment, args, self.why_plain() or "it was the plain one's turn")
+            return self.run_plain(fragment, args, self.why_plain() or PLAIN_TURN)
         fragment.count += 1
         self.ran_placed += 1
         if fragment.verification.is_due(fragment.count):
