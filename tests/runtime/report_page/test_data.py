@@ -52,6 +52,12 @@ def test_a_plan_beside_a_graph_with_other_costs_is_noted(run: RunFolder) -> None
     assert note.startswith(f"the plan was made with other costs: its file says a step of {as_time(run.plan.predicted_step_us)}, on this ")
 
 
+def test_the_verdict_on_a_training_says_what_was_measured(run: RunFolder) -> None:
+    said = [headline(run, Training(measured_step_us=steps))["verdict"] for steps in (None, Samples([880.0, 900.0, 950.0]))]
+    assert said[0]["text"].startswith("This step is predicted;")
+    assert said[1]["text"].startswith("Steps of this plan were measured;")
+
+
 @pytest.mark.parametrize(("load", "shown"), [(0.0, ["0.0%"]), (0.25, ["25.0%"]), (None, [])])
 def test_the_load_of_others_is_shown_where_it_is_known(run: RunFolder, load: float | None, shown: list[str]) -> None:
     facts = headline(run, Step(load_of_others=load))["facts"]
@@ -136,7 +142,7 @@ COMPILED = {"measured_step_us": {name: {"samples": [us] * 8} for name, us in (("
         (over_eager(high=0.9), "bad", "0.90 times as fast as plain eager: Splitting does not pay"),
         (COMPILED, "bad", "0.80 times as fast as torch.compile: Splitting does not pay"),
         ({"doubts": ["too few steps"]}, "doubt", "Inconclusive: too few steps."),
-        ({"speedup_over_eager": None, "speedup_interval": None}, "plain", "times as fast as one device, predicted: This step is pre"),
+        ({"speedup_over_eager": None, "speedup_interval": None}, "plain", "times as fast as one device, predicted: Steps of this plan"),
     ],
 )
 def test_the_verdict(run: RunFolder, changes: dict[str, Any], tone: str, text: str) -> None:

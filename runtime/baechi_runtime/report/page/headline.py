@@ -80,7 +80,9 @@ def _verdict(run: RunFolder, report: Run) -> Verdict:
     if all(room is not None and room < held for room in rooms):
         return verdict("plain", "One device does not hold it", f"The step is predicted; on one device it would hold {as_size(held)}.")
     large = f"{whole.makespan_us / step_us:.2f} times as fast as one device, predicted" if step_us else ""
-    return verdict("plain", large, "This step is predicted; how it compares with one device was not measured.")
+    measured = "Steps of this plan were measured; how they compare with one device was not."
+    predicted = "This step is predicted; how it compares with one device was not measured."
+    return verdict("plain", large, predicted if report.measured is None else measured)
 
 
 def _on_one_device(run: RunFolder) -> Timeline:
