@@ -260,12 +260,14 @@ def as_when_it_runs(ours: Callable[[], bool]) -> None:
     """Have TorchDynamo give to a user's code what it gets when it runs, where `ours` is true of what is traced. For the whole process.
 
     torch.compiler.is_compiling() is False. A function behind functools.lru_cache is left to Python, where TorchDynamo would run it anew
-    each time, and so is NumPy, but its functions of plain numbers are called at once. Installed packages are told that they are compiled,
-    as they ask in order to be traced, and their cached functions of constants are called at once. Raises MissingBackendError.
+    each time, and so are what gives a tensor other memory (`.data = ...`), which no graph can, and NumPy, but its functions of plain numbers
+    are called at once. Installed packages are told that they are compiled, as they ask in order to be traced, and their cached functions of
+    constants are called at once. Raises MissingBackendError.
     """
     with needed("tracing a module's calls"):
         import torch
         from torch._dynamo.external_utils import is_compiling
+        from torch._dynamo.variables import builtin
         from torch._dynamo.variables.functions import WrapperUserFunctionVariable
         from torch._dynamo.variables.misc import NumpyVariable
         from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
@@ -278,6 +280,9 @@ def as_when_it_runs(ours: Callable[[], bool]) -> None:
     wrapped.call_function = _instead(_cached, wrapped.call_function, ours)
     numpy: Any = NumpyVariable
     numpy.call_function = _instead(_of_numbers, numpy.call_function, ours)
+    kind, setting = getattr(builtin, "SetAttrBuiltinVariable", builtin.BuiltinVariable), "_call_setattr"
+    setting = setting if hasattr(kind, setting) else "call_setattr"  # of torch 2.11
+    setattr(kind, setting, _instead(_to_data, getattr(kind, setting), ours))
 
 
 def _instead(found: Callable[..., Any], ordinary: Callable[..., Any], ours: Callable[[], bool]) -> Callable[..., Any]:
@@ -315,6 +320,14 @@ def _of_numbers(variable: Any, _: Any, args: Sequence[Any], kwargs: dict[str, An
     function: Any = variable.value
     is_public = vars(numpy).get(getattr(function, "__name__", "")) is function  # numpy.random is not: its numbers are no constants
     return _called(function, args, kwargs) if is_public else None
+
+
+def _to_data(_: Any, frame: Any, owner: Any, name: Any, value: Any) -> Any:
+    from torch._dynamo import exc
+    from torch._dynamo.variables import TensorVariable
+
+    if isinstance(owner, TensorVariable) and name.is_python_constant() and name.as_python_constant() == "data":
+        exc.unimplemented(gb_type="a tensor gets other memory", context=f"{owner}.data = {value}", explanation="", hints=[])
 
 
 def _called(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

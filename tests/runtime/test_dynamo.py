@@ -389,6 +389,33 @@ class Recurrent(nn.Module):
         return self.last(self.cells(x.unsqueeze(1))[0]).flatten(1)
 
 
+class Contrast(nn.Module):
+    """An encoder and one that follows it, whose weights are given other memory in each step, as in MoCo."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = Net()
+        self.key = copy.deepcopy(self.query).requires_grad_(False)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        for a, b in zip(self.query.parameters(), self.key.parameters(), strict=True):
+            b.data = 0.9 * b.data + 0.1 * a.data
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.query(x)
+        with torch.no_grad():
+            self.follow()
+            key = self.key(x)
+        return nn.functional.normalize(query) @ nn.functional.normalize(key).t()
+
+
+def test_weights_are_given_other_memory_by_python() -> None:
+    report = require_same(*pair(Contrast), placed_steps=5)
+    assert report.refusal == ""
+    assert report.graph_breaks[0].startswith("a tensor gets other memory, at ")
+
+
 def test_a_recurrent_layer_is_one_op() -> None:
     report = require_same(*pair(Recurrent), placed_steps=5)
     names = [op.op for op in report.plan.graph.ops if op.phase == "forward" and (op.module or "").startswith("cells")]
