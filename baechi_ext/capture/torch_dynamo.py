@@ -260,8 +260,8 @@ def as_when_it_runs(ours: Callable[[], bool]) -> None:
     """Have TorchDynamo give to a user's code what it gets when it runs, where `ours` is true of what is traced. For the whole process.
 
     torch.compiler.is_compiling() is False. A function behind functools.lru_cache is left to Python, where TorchDynamo would run it anew
-    each time, and so are what gives a tensor other memory (`.data = ...`), which no graph can, and NumPy, but its functions of plain numbers
-    are called at once. Installed packages are told that they are compiled, as they ask in order to be traced, and their cached functions of
+    each time, and so are what gives a tensor other memory (`.data = ...`), which no graph can, and NumPy, but its functions of numbers are
+    called at once. Installed packages are told that they are compiled, as they ask in order to be traced, and their cached functions of
     constants are called at once. Raises MissingBackendError.
     """
     with needed("tracing a module's calls"):
