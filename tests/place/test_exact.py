@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from baechi_ext.errors import InfeasibleError, MissingBackendError
@@ -97,6 +97,22 @@ def test_devices_that_differ_only_in_name_are_told_apart_where_transfers_tie() -
     graph = graph_of({"a": 1, "b": 5, "c": 5, "z": 4}, ("a", "b", 2, "x"), ("a", "c", 2, "y"), ("b", "z", 9), ("c", "z", 1))
     for cluster in (cluster_of(3), cluster_of(3, parallel_transfers=True)):
         assert searched_us(graph, cluster) == pytest.approx(oracle.optimum(graph, cluster, with_orders=True).makespan_us)
+
+
+FIVE = {"v": 1, "a": 5, "b": 7, "c": 2, "c2": 3}
+"""Ops of a hub that sends three tensors: b's and a's to one device, c's to another, from which one comes back."""
+US = st.integers(1, 7)
+
+
+@settings(max_examples=25)
+@given(st.fixed_dictionaries(dict.fromkeys(FIVE, US)), st.lists(US, min_size=4, max_size=4), st.sampled_from([None, 1500]))
+@example(FIVE, [3, 1, 3, 20], 1500)
+def test_devices_are_told_apart_where_several_tensors_go_to_one(costs: dict[str, int], sizes: list[int], memory_bytes: int | None) -> None:
+    edges = [("v", "a", sizes[0], "A"), ("v", "b", sizes[1], "B"), ("v", "c", sizes[2], "C"), ("c", "c2", sizes[3], "D")]
+    together = {"v": "V", "c2": "V", "a": "AB", "b": "AB"}
+    graph = graph_of(costs, *edges, colocation=together, persistent_bytes=dict.fromkeys("vac", 1000))
+    cluster = cluster_of(3, memory_bytes=memory_bytes)
+    assert searched_us(graph, cluster) == pytest.approx(oracle.optimum(graph, cluster, with_orders=True).makespan_us)
 
 
 def test_what_can_be_exchanged() -> None:

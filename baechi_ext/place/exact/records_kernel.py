@@ -59,7 +59,6 @@ SEARCH = _record(
     # Scratch.
     ("head length tail", np.float64, OPS),
     ("jobs", np.float64, (3, _COPIES)),
-    ("urgency", np.float64, DEVICES),
 )
 """Where the search stands."""
 

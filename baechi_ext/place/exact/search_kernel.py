@@ -70,21 +70,21 @@ def _used(s: Record, u: int, d: int) -> bool:
 
 @part
 def _label_matters(p: Record, s: Record) -> bool:
-    """True if two transfers from one op tie, so that the devices' order decides."""
+    """True if two transfers from one op to two devices tie, so that the devices' order decides."""
     if p.parallel:
         return False
     for v in range(p.ops):
-        for d in range(p.devices):
-            s.urgency[d] = -1.0
+        home, count = s.placement[v], 0
         for i in range(p.outputs_from[v], p.outputs_from[v + 1]):
             t = p.outputs[i]
             for d in range(p.devices):
                 path_us = urgency(p, t, d, s.placement)
-                if d != s.placement[v] and path_us >= 0 and p.transfer_us[s.placement[v], d, t] > 0:
-                    for e in range(p.devices):
-                        if e != d and s.urgency[e] == path_us:
+                if d != home and path_us >= 0 and p.transfer_us[home, d, t] > 0:
+                    for j in range(count):
+                        if s.jobs[0, j] == path_us and s.jobs[1, j] != d:
                             return True
-                    s.urgency[d] = path_us
+                    s.jobs[0, count], s.jobs[1, count] = path_us, d
+                    count += 1
     return False
 
 
