@@ -25,7 +25,8 @@ def ends_of_parts(task: Task) -> dict[str, Proposal]:
 def _data_parallel(graph: OpGraph, speeds: Sequence[float]) -> list[int]:
     """Each device computes its share of the parts, in proportion to its speed; parameters, with their updates, live on all devices alike.
     Sums of gradients are made where what they add is."""
-    device_of_part = _shares(_work_of_parts(graph), speeds)
+    work = _work_of_parts(graph)
+    device_of_part = dict(zip(work, _shares([*work.values()], speeds), strict=True))
     placement = _as_units(graph, [None if op.part is None else device_of_part[op.part] for op in graph.ops])
     held = [0.0] * len(speeds)
     shared = [unit for unit in graph.units() if placement[unit[0]] is None and _persistent_bytes(graph, unit)]
@@ -58,13 +59,13 @@ def _pipeline(graph: OpGraph, speeds: Sequence[float]) -> list[int]:
     return _beside_inputs(graph, placement)
 
 
-def _work_of_parts(graph: OpGraph) -> list[float]:
-    """Each part's microseconds."""
+def _work_of_parts(graph: OpGraph) -> dict[int, float]:
+    """Each part's microseconds, in the order of the parts."""
     work: dict[int, float] = defaultdict(float)
     for op in graph.ops:
         if op.part is not None:
             work[op.part] += op.compute_us
-    return [work[k] for k in range(max(work) + 1)]
+    return dict(sorted(work.items()))
 
 
 def _shares(work: Sequence[float], speeds: Sequence[float]) -> list[int]:

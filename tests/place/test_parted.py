@@ -1,11 +1,13 @@
 """Where a search begins with a step over parts of a batch, and what it moves as one."""
 
+from dataclasses import replace
+
 import pytest
 
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.place.blocks import block_levels
 from baechi_ext.place.common import PlaceOptions, begin
-from baechi_ext.place.parted import ends_of_parts
+from baechi_ext.place.parted import _work_of_parts, ends_of_parts
 from baechi_ext.place.registry import place
 from baechi_ext.place.trial import try_orders
 
@@ -50,6 +52,16 @@ def test_a_device_twice_as_fast_gets_twice_as_many_parts() -> None:
     cluster = Cluster((Device("fast", speed=2.0), Device("slow")), Link(0.0, 1.0))
     found = ends(training_step(3), cluster)["data parallel"]
     assert [found[f"forward0@{k}"] for k in range(3)] == [0, 0, 1]
+
+
+def test_parts_may_have_any_numbers() -> None:
+    """What would be kept for each number up to the largest could take all memory: the parts that there are count."""
+    graph = training_step(2)
+    far = graph.replace_ops([replace(op, part=10**6) if op.part == 0 else op for op in graph.ops])
+    assert _work_of_parts(far) == {1: 120.0, 10**6: 120.0}
+    found = ends(far, Cluster.uniform(2))["data parallel"]
+    assert {found[op] for op in found if op.endswith("@0")} == {1}
+    assert {found[op] for op in found if op.endswith("@1")} == {0}
 
 
 def test_stages_hold_all_parts_of_their_layers() -> None:
