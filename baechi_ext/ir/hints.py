@@ -7,9 +7,10 @@ below it, "" covers all, and of several the most specific counts. A name may als
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import translate
+from functools import partial
 from pathlib import Path
 
 from baechi_ext.errors import FileError, GraphError, OptionError
@@ -56,7 +57,8 @@ def with_pins(graph: OpGraph, pins: Sequence[Pin], devices: Sequence[str]) -> Op
     """The graph with these pins beside its own; what shares a colocation group with a pinned op is pinned with it.
 
     A pattern is compared with an op's id and colocation string, with the name of its module and of those around that, and with the
-    name of the parameter that it updates; where none of these is called so, with modules inside of ops that are whole modules.
+    name of the parameter that it updates; where none of these is called so, with modules inside of ops that are whole modules. What is
+    called exactly so counts first: a name may hold [, ] or * itself.
 
     Raises OptionError for a pin that matches nothing, one whose device is none of `devices` (names), and for two that want a group,
     or an op, on different devices.
@@ -81,9 +83,13 @@ def with_pins(graph: OpGraph, pins: Sequence[Pin], devices: Sequence[str]) -> Op
 
 def ops_called(graph: OpGraph, pattern: str) -> list[int]:
     """The positions of the ops that a pattern, as of a pin, is for (see `with_pins`)."""
-    matches = re.compile(translate(pattern)).match
-    found = [v for v, op in enumerate(graph.ops) if any(map(matches, names_of(op)))]
-    return found or [v for v, op in enumerate(graph.ops) if any(map(matches, names_within(op, graph)))]
+    ways: tuple[Callable[[str], object], ...] = (pattern.__eq__, re.compile(translate(pattern)).match)
+    for is_called in ways:
+        for names in (names_of, partial(names_within, graph=graph)):
+            found = [v for v, op in enumerate(graph.ops) if any(map(is_called, names(op)))]
+            if found:
+                return found
+    return []
 
 
 def not_called(graph: OpGraph) -> str:

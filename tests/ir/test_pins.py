@@ -63,6 +63,12 @@ def test_what_a_pattern_matches(pattern: str, ops: set[str]) -> None:
             pinned(f"{pattern}=1")
 
 
+def test_exact_names_count_before_patterns() -> None:
+    graph = graph_of(dict.fromkeys(["a[0]", "a0", "b*", "bc"], 1))
+    assert pinned("a[0]=1", "b*=2", graph=graph) == {"a[0]": 1, "b*": 2}
+    assert pinned("a[0]=1", graph=graph_of({"a0": 1, "b": 1})) == {"a0": 1}
+
+
 def test_several_pins() -> None:
     assert pinned("encoder=2", "relu=cpu:2", "decoder=0") == dict.fromkeys(CONV | {"relu"}, 2) | {"linear": 0, "linear_b": 0}
     assert pinned("loss=0", "loss=cpu:0") == {"loss": 0}
