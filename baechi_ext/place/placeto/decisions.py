@@ -34,7 +34,7 @@ class Decisions:
         order = graph.order if order is None else order
         chosen = graph.units(order)
         if len(chosen) > most:
-            levels = block_levels(graph, cluster)
+            levels = [_split_by_pins(graph, level) for level in block_levels(graph, cluster)]
             rank = {v: i for i, v in enumerate(order)}
             blocks = next((level for level in levels if len(level) <= most), levels[-1])
             chosen = sorted((tuple(sorted(block, key=rank.__getitem__)) for block in blocks), key=lambda block: rank[block[0]])
@@ -50,6 +50,12 @@ class Decisions:
         for u, unit in enumerate(self.units):
             found[list(unit)] = u
         return found
+
+    @cached_property
+    def pins(self) -> NDArray[np.int32]:
+        """The device of each decision that is pinned, -1 for others."""
+        pins = self.graph.pins
+        return np.array([next((pins[v] for v in unit if v in pins), -1) for unit in self.units], np.int32)
 
     @cached_property
     def above(self) -> NDArray[np.bool_]:
@@ -75,6 +81,17 @@ class Decisions:
     def placement(self, devices: Sequence[int]) -> tuple[int, ...]:
         """A device per decision -> a device per op."""
         return spread(self.graph, self.units, [int(d) for d in devices])
+
+
+def _split_by_pins(graph: OpGraph, blocks: Sequence[Unit]) -> Sequence[Unit]:
+    """The blocks, of each what is pinned to a device apart from all else."""
+    if not graph.pins:
+        return blocks
+    found: dict[tuple[int, int | None], list[int]] = {}
+    for i, block in enumerate(blocks):
+        for v in block:
+            found.setdefault((i, graph.pins.get(v)), []).append(v)
+    return [tuple(block) for block in found.values()]
 
 
 OP_FEATURES = ("run", "output", "memory", "from_start", "to_end")

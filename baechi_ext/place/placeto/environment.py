@@ -1,8 +1,9 @@
 """The decision process of Placeto (NeurIPS 2019, section 3.1): visit decision after decision, choose its device, see what that gains.
 
-A state is a complete plan and the decision whose turn it is; an action is its device; an episode visits every decision once or more often.
-A plan costs its simulated step, in parts of the time that all ops take on the fastest device, and a penalty for memory that exceeds the
-limits. The reward of an action is by how much it lowers the cost; so an episode's rewards add up to what it improves in all.
+A state is a complete plan and the decision whose turn it is; an action is its device; an episode visits every decision that is not pinned
+once or more often. A plan costs its simulated step, in parts of the time that all ops take on the fastest device, and a penalty for memory
+that exceeds the limits. The reward of an action is by how much it lowers the cost; so an episode's rewards add up to what it improves in
+all.
 """
 
 from collections.abc import Sequence
@@ -52,6 +53,9 @@ class Environment:
         self.start_us, self.makespans_us = e.start_us, e.makespan_us
         """The starts of ops in the simulated plans, by episode and op; and the steps, by episode."""
         self.time = 0
+        free = np.flatnonzero(decisions.pins < 0)
+        self._turns: list[int] = (free if len(free) else np.arange(len(decisions))).tolist()
+        """The decisions of an episode that have a turn, in order: those that are not pinned, if there are any."""
         speeds = [d.speed for d in decisions.cluster.devices]
         self.scale_us = max(decisions.graph.total_compute_us() / max(speeds), 1e-9)
         self.improvements: list[tuple[int, float]] = []
@@ -64,7 +68,7 @@ class Environment:
     @property
     def horizon(self) -> int:
         """Steps of an episode."""
-        return self.rules.visits * len(self.decisions)
+        return self.rules.visits * len(self._turns)
 
     @property
     def most_simulated(self) -> int:
@@ -74,7 +78,7 @@ class Environment:
     @property
     def current(self) -> int:
         """The decision whose turn it is."""
-        return self.time % len(self.decisions)
+        return self._turns[self.time % len(self._turns)]
 
     @property
     def done(self) -> bool:
@@ -138,6 +142,7 @@ def _make_world(decisions: Decisions) -> World:
         order=np.array(graph.order, np.int32),
         work_us=np.array([sum(graph.ops[v].compute_us for v in unit) for unit in units], np.float64),
         held_bytes=np.array(held_bytes(graph, units), np.float64),
+        pin=decisions.pins,
         parallel=decisions.parallel,
         scales=scales,
     )

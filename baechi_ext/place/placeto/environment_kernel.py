@@ -38,6 +38,8 @@ class World(NamedTuple):
     """All ops in topological order."""
     work_us: Floats
     held_bytes: Floats
+    pin: Ints
+    """By decision, the device that it has to be on, or -1."""
     parallel: NDArray[np.bool_]
     """By two decisions: whether no path leads from one to the other."""
     scales: Records
@@ -72,8 +74,11 @@ class Episodes(NamedTuple):
 
 @kernel
 def begin(p: Problem, s: State, w: World, e: Episodes) -> None:
-    """Simulates the plans in `device`, where episodes begin."""
-    e.visited[:] = False
+    """Simulates the plans in `device`, where episodes begin; what is pinned goes where it is pinned, and counts as visited."""
+    for u in range(len(w.pin)):
+        e.visited[u] = w.pin[u] >= 0
+        if w.pin[u] >= 0:
+            e.device[:, u] = w.pin[u]
     for b in range(len(e.device)):
         e.best_makespan_us[b] = e.best_excess[b] = np.inf
         _simulate(p, s, w, e, b)
@@ -81,10 +86,10 @@ def begin(p: Problem, s: State, w: World, e: Episodes) -> None:
 
 @kernel
 def act(p: Problem, s: State, w: World, e: Episodes, u: int, actions: NDArray[np.int64]) -> None:
-    """Moves decision u, in each episode to the device of its action."""
+    """Moves decision u, if it is not pinned, in each episode to the device of its action."""
     e.visited[u] = True
     for b in range(len(e.device)):
-        if e.device[b, u] != actions[b]:
+        if w.pin[u] < 0 and e.device[b, u] != actions[b]:
             e.device[b, u] = actions[b]
             _simulate(p, s, w, e, b)
 

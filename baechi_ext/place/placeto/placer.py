@@ -24,8 +24,9 @@ _SIMULATED_OPS = 20_000_000  # the most that all batches may simulate: on large 
 def placeto(task: Task) -> PlanResult:
     """The best plan seen in a few batches of episodes of the policy, and in `options.placeto_episodes` more that it learns from.
 
-    Learning also ends at the time limit, or when the user interrupts it: then the result says so. The first episodes begin with all on the
-    fastest device, so where that holds everything the plan is never slower. The same for the same seed where the clock did not end it.
+    Learning also ends at the time limit, or when the user interrupts it: then the result says so. The first episodes begin with all that
+    is not pinned on the fastest device, so where that fits the plan is never slower. The same for the same seed where the clock did not
+    end it.
     Raises FileError or PolicyError, too, where the policy can't be used, MissingBackendError without torch or safetensors.
     """
     graph, cluster = task.graph, task.cluster

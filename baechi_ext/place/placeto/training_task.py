@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Generator
 
 STARTS = ("single", "random", "best")
-"""Where episodes begin: all on the fastest device, each decision by lot, or at the best plan that earlier ones saw."""
+"""Where episodes begin: all that is not pinned on the fastest device, each decision by lot, or at the best plan that earlier ones saw."""
 _KEPT = 4
 
 Devices = tuple[int, ...]

@@ -87,6 +87,45 @@ def test_rewards_add_up_to_the_improvement(graph: OpGraph, cluster: Cluster, rul
         assert environment.makespans_us[b] == simulate(graph, cluster, placement, order).makespan_us
 
 
+def test_episodes_keep_to_pins() -> None:
+    """b and d are pinned, each to another device: they have no turn, are where they are pinned from the start on, and count as visited."""
+    graph = FORK.replace_ops([replace(op, pin={"b": 1, "d": 2}.get(op.id)) for op in FORK.ops])
+    cluster = cluster_of(3)
+    decisions = Decisions.of(graph, cluster)
+    environment = Environment(decisions, 1, Rules(visits=2))
+    plan = [{1: 1, 3: 2}.get(v, 0) for (v,) in decisions.units]
+    environment.reset([0] * len(decisions))
+    turns = []
+    while not environment.done:
+        assert environment.devices.tolist() == [plan]
+        order = longest_placed_path_order(graph, cluster, decisions.placement(plan))
+        assert environment.makespans_us[0] == simulate(graph, cluster, decisions.placement(plan), order).makespan_us
+        assert all(environment.visited[decisions.pins >= 0])
+        turns.append(environment.current)
+        plan[environment.current] = 2
+        environment.step(np.array([2]))
+    assert turns == [u for u, (v,) in enumerate(decisions.units) if v in (0, 2)] * 2
+
+
+def test_where_all_is_pinned_nothing_moves() -> None:
+    graph = FORK.replace_ops([replace(op, pin=1) for op in FORK.ops])
+    environment = Environment(Decisions.of(graph, cluster_of(2)), 2)
+    environment.reset([0] * len(graph))
+    while not environment.done:
+        environment.step(np.array([0, 0]))
+    assert environment.devices.tolist() == [[1] * len(graph)] * 2
+    assert environment.simulated == 2
+
+
+def test_clusters_of_a_large_graph_are_apart_from_what_is_pinned() -> None:
+    graph = graph_of({f"o{i}": 1 for i in range(40)}, *((f"o{i}", f"o{i + 1}", 9) for i in range(39)), pin={"o3": 1, "o4": 1, "o20": 0})
+    decisions = Decisions.of(graph, cluster_of(2), most=20)
+    assert len(decisions) <= 20
+    assert sorted(v for unit in decisions.units for v in unit) == list(range(40))
+    for unit, pin in zip(decisions.units, decisions.pins, strict=True):
+        assert {graph.ops[v].pin for v in unit} == {None if pin < 0 else pin}
+
+
 def test_the_best_plan_of_an_episode_is_kept() -> None:
     """b away is worth it, and then everything away is not; the first episode never moves."""
     environment = Environment(Decisions.of(FORK, cluster_of(2)), 2)
