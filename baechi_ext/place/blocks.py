@@ -19,6 +19,12 @@ _MOST_READERS = 50  # a tensor with more readers binds nobody in particular
 def block_levels(graph: OpGraph, cluster: Cluster) -> list[list[Block]]:
     """Blocks of op positions, the units first, then, of a graph over parts of a batch, all parts of a unit, and all of a part; then coarser
     and coarser clusters of units. Each level holds every op once."""
+    units, *clusters = cluster_levels(graph, cluster)
+    return [units, *(_part_levels(graph) if graph.is_parted and len(cluster) > 1 else ()), *clusters]
+
+
+def cluster_levels(graph: OpGraph, cluster: Cluster) -> list[list[Block]]:
+    """The units, then coarser and coarser clusters of them. Each level holds every op once."""
     blocks = graph.units()
     levels = [blocks]
     if len(cluster) == 1:
@@ -26,8 +32,6 @@ def block_levels(graph: OpGraph, cluster: Cluster) -> list[list[Block]]:
     weights = [sum(graph.ops[v].compute_us for v in block) for block in blocks]
     bonds = _bonds(graph, cluster, blocks)
     heaviest_us = sum(weights) / (2 * len(cluster))
-    if graph.is_parted:
-        levels += _part_levels(graph)
     while len(blocks) > _FEWEST_PER_DEVICE * len(cluster):
         parent = _matching(bonds, weights, heaviest_us)
         count = max(parent) + 1

@@ -237,7 +237,7 @@ def _move(p: Problem, s: State, q: Search, step: int) -> None:
 
 @part
 def _draw_block(q: Search, v: int, step: int) -> int:
-    """The unit of v, or one of the clusters: only the finer ones towards the end of a round."""
+    """The unit of v, or a block of another level: only of the first ones towards the end of a round."""
     q_ = q.settings[0]
     levels = 1 + int((q_.levels - 1) * (1 - step / q_.steps) + 0.999)
     level = _below(q, levels)

@@ -124,7 +124,8 @@ def trial_by(method: str, task: Task, graph: OpGraph, options: PlaceOptions) -> 
 
 
 def _clustered(task: Task) -> Iterator[OpGraph]:
-    """The task's graph with clusters of ops for colocation groups, the coarsest clusters first."""
+    """The task's graph with clusters of ops for colocation groups, the coarsest clusters first; last, over parts of a batch, all of a part,
+    and all parts of an op."""
     for blocks in reversed(task.block_levels[1:]):
         cluster_of = {v: i for i, block in enumerate(blocks) for v in block}
         # What is pinned is a cluster of its own.

@@ -1,6 +1,6 @@
 """The decisions of an episode: colocation groups, and ops without one, in the order in which they are visited.
 
-Of a graph with more of them than an episode can visit, clusters of them are decided (`blocks.block_levels`). A view of them is what
+Of a graph with more of them than an episode can visit, clusters of them are decided (`blocks.cluster_levels`). A view of them is what
 networks see: features of ops and tensors relative to the graph's own scale, and who is connected with whom. All is numbers without units,
 so that one policy serves all graphs and clusters. Loading this loads no framework.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.blocks import block_levels
+from baechi_ext.place.blocks import cluster_levels
 from baechi_ext.place.chunks import Unit, spread
 
 MOST_DECISIONS = 512
@@ -34,7 +34,7 @@ class Decisions:
         order = graph.order if order is None else order
         chosen = graph.units(order)
         if len(chosen) > most:
-            levels = [_split_by_pins(graph, level) for level in block_levels(graph, cluster)]
+            levels = [_split_by_pins(graph, level) for level in cluster_levels(graph, cluster)]
             rank = {v: i for i, v in enumerate(order)}
             blocks = next((level for level in levels if len(level) <= most), levels[-1])
             chosen = sorted((tuple(sorted(block, key=rank.__getitem__)) for block in blocks), key=lambda block: rank[block[0]])

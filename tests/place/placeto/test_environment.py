@@ -117,6 +117,16 @@ def test_where_all_is_pinned_nothing_moves() -> None:
     assert environment.simulated == 2
 
 
+def test_large_graphs_over_parts_of_a_batch_are_decided_in_clusters_too() -> None:
+    """All eight parts of each op together would be few enough, but then no part could go to a device of its own."""
+    ops = {f"o{i}@{k}": k for k in range(8) for i in range(20)}
+    edges = [(f"o{i}@{k}", f"o{i + 1}@{k}", 9) for k in range(8) for i in range(19)]
+    graph = graph_of(dict.fromkeys(ops, 1), *edges, part=ops)
+    decisions = Decisions.of(graph, cluster_of(2), most=60)
+    assert 20 < len(decisions) <= 60
+    assert all(len({graph.ops[v].part for v in unit}) == 1 for unit in decisions.units)
+
+
 def test_clusters_of_a_large_graph_are_apart_from_what_is_pinned() -> None:
     graph = graph_of({f"o{i}": 1 for i in range(40)}, *((f"o{i}", f"o{i + 1}", 9) for i in range(39)), pin={"o3": 1, "o4": 1, "o20": 0})
     decisions = Decisions.of(graph, cluster_of(2), most=20)
