@@ -33,6 +33,8 @@ SEARCHES = ("auto", "refine")
 """Methods that start from a plan."""
 MAPPED = ("expert", *SEARCHES)
 """Methods that take a device map."""
+LARGEST_SEED = 2**53
+"""Up to here a number of a file is read as the whole number that it was."""
 LEAST_GAIN = 0.05
 """Predictions of steps are off by as much; a split that promises less may well lose."""
 
@@ -80,8 +82,8 @@ class PlanRequest:
             raise OptionError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
         if not isinstance(pins, (list, tuple)):
             raise OptionError(f"pins={pins!r} is no list; write one, such as pins=['encoder.*=0']")
-        if not isinstance(seed, int):
-            raise OptionError(f"seed={seed!r} is not a whole number")
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
+            raise OptionError(f"seed={seed!r} is not a whole number from 0 to {LARGEST_SEED}")
         limit = METHODS[method].time_limit_seconds if time_limit is None else as_number(time_limit, "time_limit", OptionError)
         options = PlaceOptions(seed=seed, time_limit_seconds=limit)
         return cls(method=method, options=options, pins=tuple(map(Pin.parse, pins)), device_map=device_map)
