@@ -9,7 +9,7 @@ import pytest
 from baechi_ext.errors import FileError, MismatchError
 from baechi_ext.ir import OpGraph, Plan
 from baechi_ext.ir.made_by import MadeBy
-from baechi_ext.ir.measured import MeasuredOp, MeasuredStep
+from baechi_ext.ir.measured import MeasuredOp, MeasuredStep, MeasuredTransfer
 from baechi_ext.simulate import simulate
 from baechi_runtime.files.run_folder import RunFolder, begin_run, is_sharded_run
 from tests.build import cluster_of, graph_of
@@ -62,6 +62,15 @@ def test_a_measured_step_of_another_plan_is_refused(tmp_path: Path) -> None:
     kept(tmp_path, replace(PLAN, placement=(0, 0, 0)))
     with pytest.raises(MismatchError, match="op 'b' ran on device 1, and plan.json says 0: they are of two runs"):
         RunFolder.load(tmp_path)
+
+
+@pytest.mark.parametrize(("source", "target"), [(1, 0), (0, 2), (7, 1)])
+def test_a_transfer_from_elsewhere_than_its_op_or_to_no_device_is_refused(tmp_path: Path, source: int, target: int) -> None:
+    moved = MeasuredTransfer("a", GRAPH.tensors[0].name, source, target, 1, 2)
+    with pytest.raises(MismatchError, match=f"went from device {source} to {target}, and plan.json has the op on device 0 of 2: they"):
+        RunFolder.load(kept(tmp_path, step=replace(STEP, transfers=(moved,))))
+    fine = replace(STEP, transfers=(replace(moved, source=0, target=1),))
+    assert RunFolder.load(kept(tmp_path, step=fine)).measured == fine
 
 
 @pytest.mark.parametrize(("key", "value"), [("command", 3), ("versions", ["torch"])])

@@ -223,3 +223,10 @@ def _require_same_plan(plan: Plan, measured: MeasuredStep, folder: Path) -> None
                 f"{folder / MEASURED}: op {op.id!r} ran on device {op.device}, and plan.json says {planned}: they are of two runs; "
                 f"run {_WRITER.format(folder)} again"
             )
+    for transfer in measured.transfers:
+        planned = plan.placement[index[transfer.op]]
+        if transfer.source != planned or transfer.target >= devices:
+            raise MismatchError(
+                f"{folder / MEASURED}: an output of op {transfer.op!r} went from device {transfer.source} to {transfer.target}, and "
+                f"plan.json has the op on device {planned} of {devices}: they are of two runs; run {_WRITER.format(folder)} again"
+            )
