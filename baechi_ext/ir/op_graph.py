@@ -13,7 +13,7 @@ from baechi_ext.collector import without_collection
 from baechi_ext.errors import GraphError
 from baechi_ext.ir.files import SCHEMA_VERSION, write_json
 from baechi_ext.ir.made_by import MadeBy, load_as, signed
-from baechi_ext.ir.numbers import as_bytes, as_number, is_plain_size
+from baechi_ext.ir.numbers import MOST_DEVICES, as_bytes, as_number, is_plain_size
 
 if TYPE_CHECKING:
     from baechi_ext.ir.columns import Columns
@@ -411,6 +411,8 @@ def _op_from_json(node: Any, position: int) -> Op:
     for key, device in (("expert", expert), ("pin", pin)):
         if device is not None and (isinstance(device, bool) or not isinstance(device, int)):
             raise GraphError(f'op {id_!r} has "{key}": {device!r}; expected a device index or null')
+    if pin is not None and not 0 <= pin < MOST_DEVICES:
+        raise GraphError(f'op {id_!r} has "pin": {pin!r}; expected the index of a device, from 0 to {MOST_DEVICES - 1}, or null')
     if not isinstance(resident, bool):
         raise GraphError(f'op {id_!r} has "resident": {resident!r}; expected true or false')
     if part is not None and (isinstance(part, bool) or not isinstance(part, int) or part < 0):

@@ -132,6 +132,12 @@ def test_pins_and_modules_are_kept_in_files_only_where_there_are_any() -> None:
         OpGraph.from_json({"nodes": [{"id": "a", "compute_us": 1, "pin": "x"}], "edges": []})
 
 
+@pytest.mark.parametrize("pin", [-1, 1024, 3_000_000_000, 10**30])
+def test_a_pin_in_a_file_to_what_no_cluster_has(pin: int) -> None:
+    with pytest.raises(GraphError, match=f'op \'a\' has "pin": {pin}; expected the index of a device, from 0 to 1023, or null'):
+        OpGraph.from_json({"nodes": [{"id": "a", "compute_us": 1, "pin": pin}], "edges": []})
+
+
 def test_a_placement_that_breaks_a_pin() -> None:
     graph = graph_of({"a": 1, "b": 1}, pin={"a": 1})
     assert placement_violations(graph, cluster_of(2), (0, 0)) == ["op 'a' is pinned to device 1 and placed on 0"]
