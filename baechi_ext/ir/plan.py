@@ -202,7 +202,8 @@ def _priority_of(op_id: str, priority: Mapping[str, Any]) -> float:
     if op_id not in priority:
         raise PlanError(f"op {op_id!r} has no priority; give every op one, or none at all")
     value: float = priority[op_id]
-    as_number(value, f"priority of op {op_id!r}", PlanError, minimum=float("-inf"))
+    if as_number(value, f"priority of op {op_id!r}", PlanError, minimum=float("-inf")) != value:
+        raise PlanError(f"priority of op {op_id!r} is {value!r}, too long to be told from its neighbours; give whole numbers up to 2**53")
     return value
 
 

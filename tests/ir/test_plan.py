@@ -99,6 +99,7 @@ REFUSED = [
     ({"status": "infeasible"}, "the plan's status is 'infeasible'; expected one of optimal, feasible"),
     ({"priority": [1, 2, 3]}, 'the plan\'s "priority" is not an object'),
     ({"priority": {"a": 0, "b": 1}}, "op 'c' has no priority; give every op one, or none at all"),
+    ({"priority": {"a": 0, "b": 2**53, "c": 2**53 + 1}}, "priority of op 'c' is 9007199254740993, too long to be told from its neighbours"),
     ({"priority": {"a": 0, "b": 1, "c": "x"}}, "priority of op 'c' is 'x'; expected a number"),
     ({"predicted_step_us": -1}, "predicted_step_us is -1; expected at least 0"),
     ({"lower_bound_us": "x"}, "lower_bound_us is 'x'"),
