@@ -227,6 +227,15 @@ def placement_violations(graph: OpGraph, cluster: Cluster, placement: Sequence[i
     return found
 
 
+def require_devices(graph: OpGraph, cluster: Cluster, placement: Sequence[int]) -> None:
+    """Raises PlanError where a placement has not one device of the cluster for each op."""
+    if len(placement) != len(graph):
+        raise PlanError(f"the placement has {len(placement)} entries for {len(graph)} ops")
+    for op, device in zip(graph.ops, placement, strict=True):
+        if not 0 <= device < len(cluster):
+            raise PlanError(f"op {op.id!r} is placed on device {device!r}; expected 0 to {len(cluster) - 1}")
+
+
 def memory_violations(cluster: Cluster, peak_memory_bytes: Sequence[float]) -> list[str]:
     """One sentence per device whose peak exceeds its limit."""
     return [

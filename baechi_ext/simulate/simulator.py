@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from baechi_ext.errors import GraphError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.ir.plan import require_devices
 from baechi_ext.simulate.timeline import Timeline, Transfer
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ _EXACT = 2**53
 
 
 class Simulator:
-    """Simulates many plans for one graph and cluster, one at a time: each thread needs a simulator of its own."""
+    """Simulates many plans for one graph and cluster, one at a time: each thread needs a simulator of its own. Placements are those of
+    legal plans: nothing is checked, as so many are simulated."""
 
     def __init__(self, graph: OpGraph, cluster: Cluster) -> None:
         self.graph = graph
@@ -93,7 +95,8 @@ class Simulator:
 
 
 def simulate(graph: OpGraph, cluster: Cluster, placement: Sequence[int], priority: Sequence[float] | None = None) -> Timeline:
-    """The timeline of one step; see `Simulator.run`."""
+    """The timeline of one step; see `Simulator.run`. Raises PlanError, too, where an op has no device of the cluster."""
+    require_devices(graph, cluster, placement)
     return Simulator(graph, cluster).run(placement, priority)
 
 

@@ -3,6 +3,9 @@
 
 from dataclasses import replace
 
+import pytest
+
+from baechi_ext.errors import PlanError
 from baechi_ext.ir import Cluster, Device, Link
 from baechi_ext.simulate import Timeline, simulate
 from tests.build import cluster_of, graph_of
@@ -29,6 +32,15 @@ def test_a_device_runs_one_op_at_a_time() -> None:
     assert timeline.makespan_us == 5
     assert timeline.busy_us == (5, 4)
     assert sorted([timeline.start_us[0], timeline.start_us[1]]) == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"), [((5,), "op 'a' is placed on device 5; expected 0 to 1"), ((-1,), "device -1"), ((0, 0), "2 entries")]
+)
+def test_what_is_no_placement_is_refused(placement: tuple[int, ...], message: str) -> None:
+    """A device that is not there was written to beyond the end of arrays."""
+    with pytest.raises(PlanError, match=message):
+        simulate(graph_of({"a": 2}), cluster_of(2), placement)
 
 
 def test_speed_divides_time() -> None:
