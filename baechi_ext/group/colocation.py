@@ -66,7 +66,8 @@ class Labels:
 
 
 class Loads(Labels):
-    """Groups whose compute time and persistent bytes stay below a share of the graph's. Raises OptionError for one of 0."""
+    """Groups whose compute time and persistent bytes stay below a share of the graph's, and that are pinned to one device at most. Raises
+    OptionError for a share of 0."""
 
     def __init__(self, graph: OpGraph, max_share: float) -> None:
         if not max_share > 0:
@@ -75,10 +76,16 @@ class Loads(Labels):
         """Each group's, at the op that stands for it."""
         self._costs: tuple[list[float], ...] = (self.compute_us, [op.persistent_bytes for op in graph.ops])
         self._limits = [sum(costs) * max_share if max_share < 1 else float("inf") for costs in self._costs]
+        self._pin: dict[int, int] = {}
         super().__init__(graph)
+        for v, device in graph.pins.items():
+            self._pin.setdefault(self.find(v), device)
 
     def may_join(self, a: int, b: int, small: float = 0.0) -> bool:
-        """True unless both have a cost that would come to more than its limit; one of at most `small` limits may be that much beyond it."""
+        """True unless both have a cost that would come to more than its limit, or are pinned to different devices; one of at most `small`
+        limits may be that much beyond it."""
+        if self._pin.get(a, self._pin.get(b)) != self._pin.get(b, self._pin.get(a)):
+            return False
         for limit, costs in zip(self._limits, self._costs, strict=True):
             less, more = sorted((costs[a], costs[b]))
             if less and less + more > limit and not (less <= limit * small and less + more <= limit * (1 + small)):
@@ -91,6 +98,8 @@ class Loads(Labels):
         if a != b:
             for costs in self._costs:
                 costs[root] = costs[a] + costs[b]
+            if a in self._pin or b in self._pin:
+                self._pin[root] = self._pin.get(a, self._pin.get(b, 0))
         return root
 
 
@@ -118,8 +127,9 @@ def coplace(graph: OpGraph, max_share: float = DEFAULT_MAX_SHARE, link: Link = L
 
     Baechi's rule merges whatever it finds, and a graph with long chains ends up in groups that no placement can balance. Here
     two groups stay apart where both take time and together more than `max_share` of the graph's compute time, and likewise
-    for persistent bytes. The largest tensors are joined first, so the ones left for a link to carry are small, whatever links cost.
-    `max_share` = 1 is Baechi's rule. One pass is stable: groups only grow, so what was refused once would be refused again.
+    for persistent bytes, and what is pinned to different devices does. The largest tensors are joined first, so the ones left for a
+    link to carry are small, whatever links cost. `max_share` = 1 is Baechi's rule, pins apart. One pass is stable: groups only grow,
+    so what was refused once would be refused again.
 
     Raises OptionError where `max_share` is not positive.
     """

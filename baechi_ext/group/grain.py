@@ -35,7 +35,6 @@ class _Grains:
     def __init__(self, graph: OpGraph, max_share: float, link: Link) -> None:
         self.groups = Loads(graph, max_share)
         self.cost_us = [link.transfer_us(t.bytes) + link.sending_us(t.bytes) + link.receiving_us(t.bytes) for t in graph.tensors]
-        self.pin = {self.groups.find(v): device for v, device in graph.pins.items()}
         self.between: dict[int, dict[int, set[int]]] = {}
         """Group -> neighbour -> the tensors that go from either to the other."""
         self.between_us: dict[tuple[int, int], float] = {}
@@ -79,15 +78,12 @@ class _Grains:
     def _should_join(self, a: int, b: int) -> bool:
         between_us = self.between_us[a, b]
         is_too_dear = between_us > 0 and between_us >= min(self.groups.compute_us[a], self.groups.compute_us[b])
-        one_pin = self.pin.get(a, self.pin.get(b)) == self.pin.get(b, self.pin.get(a))
-        return is_too_dear and one_pin and self.groups.may_join(a, b, _SMALL)
+        return is_too_dear and self.groups.may_join(a, b, _SMALL)
 
     def _join(self, a: int, b: int) -> Iterator[tuple[float, int, int]]:
         """Makes one group of two. Yields the entries of those neighbours that it has more to do with than either had."""
         root = self.groups.join(a, b)
         gone = b if root == a else a
-        if gone in self.pin:
-            self.pin[root] = self.pin[gone]
         del self.between[root][gone], self.between_us[a, b]
         for other, tensors in self.between.pop(gone).items():
             if other == root:

@@ -46,6 +46,12 @@ def test_two_tensors_to_one_op_are_one_successor():
     assert labels(coplace(small("a>b:1:x a>b:2:y a>b:3"), 1.0)) == {"a": "a", "b": "a"}
 
 
+def test_what_is_pinned_to_different_devices_stays_apart():
+    assert labels(coplace(small("a>b b>c c>d", pin={"a": 0, "b": 0, "d": 1}), 1.0)) == {"a": "a", "b": "a", "c": "a", "d": None}
+    grouped = small("a>b x>b y>c y>d", {"a": "g", "x": "h", "y": "h"}, pin={"a": 0, "y": 1})
+    assert labels(coplace(grouped, 1.0)) == {"a": "g", "b": "g", "x": "h", "y": "h", "c": None, "d": None}
+
+
 def test_an_op_brings_its_whole_group_along():
     graph = small("w>conv conv>loss loss>conv_bw conv_bw>step", {"conv": "w", "conv_bw": "w"})
     assert labels(coplace(graph, 1.0)) == dict.fromkeys(["w", "conv", "loss", "conv_bw", "step"], "w")
