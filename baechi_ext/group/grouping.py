@@ -73,20 +73,23 @@ def contract(graph: OpGraph, head: Sequence[int], edges: Iterable[Edge] | None =
     A group of one keeps its op. The costs of a larger one: `compute_us` and `persistent_bytes` are the sums of its members';
     `output_bytes` is the sum of the tensors that leave it; `temporary_bytes` is the most it holds at once of temporaries and
     of tensors that stay inside while its members run one after another, so at least the largest temporary of a member. What
-    the members keep between the runs of other groups is left out: the expanded plan is simulated on the fine graph.
+    the members keep between the runs of other groups is left out: the expanded plan is simulated on the fine graph. Its tensors
+    are resident where all that make them are; it is of a part of the batch where its members are of no other.
 
-    `edges`, between heads, replace the ones of `crossing_tensors`. Raises GraphError where the coarse graph has a cycle.
+    `edges`, between heads, replace the ones of `crossing_tensors`; no tensors of larger groups are resident then.
+    Raises GraphError where the coarse graph has a cycle.
     """
     members: dict[int, list[int]] = {}
     for v in graph.order:
         members.setdefault(head[v], []).append(v)
+    is_resident = {h: edges is None and _makes_resident_tensors(graph, head, group) for h, group in members.items()}
     edges = list(crossing_tensors(graph, head) if edges is None else edges)
     leaving = {(source, name): size for source, _, size, name in edges}
     output_bytes: dict[int, float] = dict.fromkeys(members, 0)
     for (source, _), size in leaving.items():
         output_bytes[source] += size
     coarse = OpGraph.from_edges(
-        [_coarse_op(graph, head, h, group, output_bytes[h]) for h, group in members.items()],
+        [_coarse_op(graph, head, h, group, output_bytes[h], is_resident[h]) for h, group in members.items()],
         [(graph.ops[source].id, graph.ops[target].id, size, name) for source, target, size, name in edges],
         name=graph.name,
         framework=graph.framework,
@@ -161,11 +164,12 @@ def _unique_name(op_id: str, tensor: str, taken: set[str]) -> str:
     return name
 
 
-def _coarse_op(graph: OpGraph, head: Sequence[int], h: int, group: Sequence[int], output_bytes: int | float) -> Op:
+def _coarse_op(graph: OpGraph, head: Sequence[int], h: int, group: Sequence[int], output_bytes: int | float, is_resident: bool) -> Op:
     if len(group) == 1:
         return replace(graph.ops[h], forward_op=_coarse_forward_op(graph, head, group))
     ops = [graph.ops[v] for v in group]
     phases = {op.phase for op in ops}
+    parts = {op.part for op in ops if op.part is not None}
     return Op(
         id=graph.ops[h].id,
         op=graph.ops[h].op,
@@ -179,8 +183,16 @@ def _coarse_op(graph: OpGraph, head: Sequence[int], h: int, group: Sequence[int]
         forward_op=_coarse_forward_op(graph, head, group),
         module=graph.ops[h].module,
         pin=next((op.pin for op in ops if op.pin is not None), None),
+        resident=is_resident,
+        part=parts.pop() if len(parts) == 1 else None,
         issue_us=sum(op.issue_us for op in ops),
     )
+
+
+def _makes_resident_tensors(graph: OpGraph, head: Sequence[int], group: Sequence[int]) -> bool:
+    """True if others read from the group, and all that they read is resident where it is made."""
+    read = [graph.ops[v].resident for v in group if any(head[w] != head[v] for w in graph.successors[v])]
+    return bool(read) and all(read)
 
 
 def _coarse_forward_op(graph: OpGraph, head: Sequence[int], group: Sequence[int]) -> str | None:
@@ -203,7 +215,7 @@ def _working_bytes(graph: OpGraph, group: Sequence[int]) -> int | float:
         for t in graph.outputs[v]:
             tensor = graph.tensors[t]
             unread -= tensor.bytes
-            if all(w in rank for w in tensor.readers):
+            if not op.resident and all(w in rank for w in tensor.readers):
                 held += tensor.bytes
                 freed[max(rank[w] for w in tensor.readers)] += tensor.bytes
         peak = max(peak, held + op.temporary_bytes + max(0, unread))

@@ -92,6 +92,27 @@ def test_the_unread_part_of_an_output_counts_while_the_member_runs():
     assert contracted(graph, [0, 0]).coarse.ops[0].temporary_bytes == 12  # b: 4 read, 1, 7 unread; a: 4 made, 1, 6 unread
 
 
+def test_what_is_resident_inside_takes_no_more_memory_and_what_leaves_is_resident_where_all_of_it_is():
+    graph = small("w>x:4 x>y:2 w>z:4", persistent_bytes={"w": 4}, resident={"w": True})
+    inside = contracted(graph, [0, 0, 0, 0]).coarse.ops[0]
+    assert (inside.resident, inside.temporary_bytes) == (False, 2)
+    assert [op.resident for op in contracted(graph, [0, 0, 2, 2]).coarse.ops] == [False, False]  # x leaves, too
+    by_name = {v: graph.index[v] for v in "wxyz"}
+    part = [0] * 4
+    part[by_name["z"]] = 1
+    assert [op.resident for op in contracted(graph, part).coarse.ops] == [True, False]
+
+
+def test_a_coarse_op_is_of_the_only_part_of_its_members():
+    graph = small("w>a w>b a>c b>d", part={"a": 0, "b": 1, "c": 0})
+    parts = dict(zip("wabcd", ([graph.index[v] for v in "wabcd"]), strict=True))
+    together = [0] * len(graph)
+    for name, head in {"w": "w", "a": "a", "c": "a", "b": "b", "d": "b"}.items():
+        together[parts[name]] = parts[head]
+    assert {op.id: op.part for op in contracted(graph, together).coarse.ops} == {"w": None, "a": 0, "b": 1}
+    assert [op.part for op in contracted(graph, [0] * len(graph)).coarse.ops] == [None]
+
+
 def test_forward_op_names_the_coarse_op_that_holds_it():
     followers = [Op(id_, phase=phase, forward_op="conv") for id_, phase in (("conv_bw", "backward"), ("step", "update"))]
     ops = [Op("pad"), Op("conv"), *followers]
