@@ -21,14 +21,19 @@ Split = Callable[[Sequence[float], Sequence[float], Sequence[float], Sequence[fl
 
 
 def single(task: Task) -> PlanResult:
-    """Every op that is not pinned on one device: the fastest that holds them all, of equals the first.
+    """Every op that is not pinned on one device: of those that hold them all the one with the shortest step, of equals the first.
 
     Raises InfeasibleError, with the bytes needed and available, where no device does.
     """
     graph, cluster = task.graph, task.cluster
-    # Of equal devices only the first is simulated.
-    pinned = set(graph.pins.values())
-    kinds = {(x.speed, x.memory_bytes, d if d in pinned else -1): d for d, x in reversed(list(enumerate(cluster.devices)))}
+    pinned = sorted(set(graph.pins.values()))
+
+    def kind(d: int) -> tuple[object, ...]:
+        """Equal for devices of which only the first is simulated: links count only to and from those that ops are pinned to."""
+        links = [(cluster.link(d, p), cluster.link(p, d)) for p in pinned]
+        return cluster.devices[d].speed, cluster.devices[d].memory_bytes, d if d in pinned else -1, *links
+
+    kinds = {kind(d): d for d in reversed(range(len(cluster)))}
     proposals = [Proposal((d,) * len(graph)) for d in sorted(kinds.values())]
     return _as_they_are(task, proposals, "a method that spreads the graph over several devices")
 

@@ -26,6 +26,16 @@ def test_single_takes_the_fastest_device_that_holds_the_graph() -> None:
     assert place("single", graph, cluster).plan.placement == (2, 2)
 
 
+def test_single_takes_the_device_with_the_cheap_links_to_what_is_pinned() -> None:
+    """All three are alike but for the links: from where a is pinned 1 to device 1 takes 50, to 2 and back 1 each."""
+    graph = graph_of({"a": 1, "b": 6, "c": 1}, ("a", "b", 1), ("b", "c", 1), pin={"a": 0, "c": 0}, persistent_bytes={"b": 9})
+    names = [f"device:{d}" for d in range(3)]
+    devices = (Device(names[0], 8), Device(names[1], 20), Device(names[2], 20))
+    cluster = Cluster(devices, Link(50), {(names[0], names[2]): Link(1), (names[2], names[0]): Link(1)})
+    result = place("single", graph, cluster)
+    assert (result.plan.placement, result.predicted_step_us) == ((0, 2, 0), 10)
+
+
 def test_single_says_what_is_needed() -> None:
     graph = graph_of({"a": 6, "b": 6}, persistent_bytes={"a": 10, "b": 10})
     with pytest.raises(InfeasibleError, match=r"'device:0' needs 20 bytes and has 15; .*a method that spreads") as e:
