@@ -5,9 +5,10 @@ A device map, a dict from module names to devices, is read as a placement of a g
 below it, "" covers all, and of several the most specific counts. A name may also be a parameter's.
 """
 
+import heapq
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import partial
@@ -176,17 +177,7 @@ def with_experts(graph: OpGraph, hints: Sequence[int | None]) -> OpGraph:
         chosen = Counter(found[v] for v in group if found[v] is not None).most_common(1)
         for v in group:
             found[v] = chosen[0][0] if chosen else None
-    rank = {v: i for i, v in enumerate(graph.order)}
-    known = -1
-    while known < (now := len(graph) - found.count(None)):
-        known = now
-        for v in graph.order:
-            name = graph.ops[v].forward_op
-            forward = None if name is None else graph.index.get(name)
-            before = sorted(graph.predecessors[v], key=rank.__getitem__, reverse=True)
-            _follow(graph, found, v, before if forward is None else [forward, *before])
-        for v in reversed(graph.order):
-            _follow(graph, found, v, sorted(graph.successors[v], key=rank.__getitem__))
+    _Following(graph, found).run()
     return graph.replace_ops([replace(op, expert=hint) for op, hint in zip(graph.ops, found, strict=True)])
 
 
@@ -194,14 +185,69 @@ def _is_pattern(name: str) -> bool:
     return any(c in name for c in "*?[")
 
 
-def _follow(graph: OpGraph, found: list[int | None], v: int, leaders: Iterable[int]) -> None:
-    """Op v, and its group, take the hint of the first leader that has one."""
-    if found[v] is not None:
-        return
-    hint = next((found[w] for w in leaders if found[w] is not None), None)
-    label = graph.ops[v].colocation
-    for w in (v,) if label is None else graph.groups[label]:
-        found[w] = hint
+class _Following:
+    """Hints that spread in sweeps: forward, to ops without one from their forward ops and what they read, and back, from their readers.
+
+    A sweep visits, in its order, only ops that then find a hint: each waits from when the first of those that it follows has one.
+    """
+
+    def __init__(self, graph: OpGraph, found: list[int | None]) -> None:
+        self.graph, self.found = graph, found
+        self.rank = [0] * len(graph)
+        for i, v in enumerate(graph.order):
+            self.rank[v] = i
+        self.forward = [None if op.forward_op is None else graph.index.get(op.forward_op) for op in graph.ops]
+        self.behind: dict[int, list[int]] = defaultdict(list)
+        """Ops by their forward op."""
+        for v, f in enumerate(self.forward):
+            if f is not None:
+                self.behind[f].append(v)
+        self.waiting: dict[int, list[int]] = {1: [], -1: []}
+        """By direction, the turns of ops that will find a hint in the next sweep; a turn is the op's rank times the direction."""
+        self.direction, self.turn = 0, 0
+        self.queue: list[int] = []
+        """The turns that are left of the sweep under way, a heap."""
+
+    def run(self) -> None:
+        for v, hint in enumerate(self.found):
+            if hint is not None:
+                self._tell(v)
+        while any(self.waiting.values()):
+            for direction in (1, -1):
+                self._sweep(direction)
+
+    def _sweep(self, direction: int) -> None:
+        self.direction, self.queue, self.waiting[direction] = direction, self.waiting[direction], []
+        heapq.heapify(self.queue)
+        while self.queue:
+            self.turn = heapq.heappop(self.queue)
+            v = self.graph.order[self.turn * direction]
+            if self.found[v] is None:
+                hint = next(self.found[w] for w in self._leaders(v) if self.found[w] is not None)
+                label = self.graph.ops[v].colocation
+                whole = (v,) if label is None else self.graph.groups[label]
+                for w in whole:
+                    self.found[w] = hint
+                for w in whole:
+                    self._tell(w)
+
+    def _tell(self, v: int) -> None:
+        """Op v has a hint now: those that follow it wait for their turns, in the sweep under way if they have not had them."""
+        for direction, followers in ((1, (*self.graph.successors[v], *self.behind[v])), (-1, self.graph.predecessors[v])):
+            for w in followers:
+                turn = self.rank[w] * direction
+                if self.found[w] is None and direction == self.direction and turn > self.turn:
+                    heapq.heappush(self.queue, turn)
+                elif self.found[w] is None:
+                    self.waiting[direction].append(turn)
+
+    def _leaders(self, v: int) -> list[int]:
+        """The ops whose hints it takes, the first that has one."""
+        if self.direction < 0:
+            return sorted(self.graph.successors[v], key=self.rank.__getitem__)
+        before = sorted(self.graph.predecessors[v], key=self.rank.__getitem__, reverse=True)
+        forward = self.forward[v]
+        return before if forward is None else [forward, *before]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baechi_ext.errors import FileError
@@ -55,6 +55,55 @@ def test_hints_travel_against_and_along_edges_in_turn() -> None:
     """From hinted a back to the input, and from there on to a second reader, and back to that one's other input."""
     graph = graph_of({"x": 1, "a": 1, "b": 1, "y": 1, "alone": 1}, ("x", "a", 1), ("x", "b", 1), ("y", "b", 1))
     assert spread(graph, a=2) == {"x": 2, "a": 2, "b": 2, "y": 2, "alone": None}
+
+
+def plainly_spread(graph: OpGraph, hints: list[int | None]) -> list[int | None]:
+    """Sweeps over all ops, forward and back, until nothing changes; for hints that all of a group have."""
+    found, rank = list(hints), {v: i for i, v in enumerate(graph.order)}
+    before = None
+    while before != found:
+        before = list(found)
+        for direction, turns in ((1, graph.order), (-1, graph.order[::-1])):
+            for v in turns:
+                near = graph.predecessors[v] if direction > 0 else graph.successors[v]
+                leaders = sorted(near, key=lambda w: -direction * rank[w])
+                if direction > 0 and graph.ops[v].forward_op in graph.index:
+                    leaders.insert(0, graph.index[graph.ops[v].forward_op])
+                hint = next((found[w] for w in leaders if found[w] is not None), None)
+                label = graph.ops[v].colocation
+                if found[v] is None:
+                    for w in (v,) if label is None else graph.groups[label]:
+                        found[w] = hint
+    return found
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_hints_are_those_of_sweeps_over_all_ops(data: st.DataObject) -> None:
+    n = data.draw(st.integers(2, 12))
+    order = data.draw(st.permutations(range(n)))
+    pairs = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda p: p[0] < p[1])
+    edges = data.draw(st.lists(pairs, max_size=14, unique=True))
+    labels = data.draw(st.lists(st.sampled_from([None, None, None, "g", "h"]), min_size=n, max_size=n))
+    of = st.one_of(st.none(), st.none(), st.integers(0, n - 1).map(lambda v: f"o{v}"))
+    forward = data.draw(st.lists(of, min_size=n, max_size=n))
+    given_ = data.draw(st.lists(st.sampled_from([None, None, None, 0, 1, 2]), min_size=n, max_size=n))
+    graph = graph_of(
+        {f"o{v}": 1 for v in range(n)},
+        *((f"o{order[a]}", f"o{order[b]}", 1) for a, b in edges),
+        colocation={f"o{v}": label for v, label in enumerate(labels) if label is not None},
+        forward_op={f"o{v}": name for v, name in enumerate(forward) if name is not None},
+    )
+    hints = [given_[graph.groups[label][0] if label is not None else v] for v, label in enumerate(labels)]
+    assert [op.expert for op in with_experts(graph, hints).ops] == plainly_spread(graph, hints)
+
+
+def test_a_hint_at_the_end_of_a_long_zigzag() -> None:
+    """Each sweep comes one op further, so that sweeps over all ops would be 20,000."""
+    n = 20_000
+    edges = [(f"a{i}", f"b{i + j}", 1) for i in range(n) for j in (0, 1) if i + j < n]
+    graph = graph_of({f"{kind}{i}": 1 for kind in "ab" for i in range(n)}, *edges)
+    assert {op.expert for op in with_experts(graph, [3 if op.id == "a0" else None for op in graph.ops]).ops} == {3}
 
 
 def test_only_hints_change() -> None:
