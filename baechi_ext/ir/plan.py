@@ -231,9 +231,9 @@ def require_devices(graph: OpGraph, cluster: Cluster, placement: Sequence[int]) 
     """Raises PlanError where a placement has not one device of the cluster for each op."""
     if len(placement) != len(graph):
         raise PlanError(f"the placement has {len(placement)} entries for {len(graph)} ops")
-    for op, device in zip(graph.ops, placement, strict=True):
-        if not 0 <= device < len(cluster):
-            raise PlanError(f"op {op.id!r} is placed on device {device!r}; expected 0 to {len(cluster) - 1}")
+    if len(placement) and not 0 <= min(placement) <= max(placement) < len(cluster):
+        op, device = next((op, d) for op, d in zip(graph.ops, placement, strict=True) if not 0 <= d < len(cluster))
+        raise PlanError(f"op {op.id!r} is placed on device {device!r}; expected 0 to {len(cluster) - 1}")
 
 
 def memory_violations(cluster: Cluster, peak_memory_bytes: Sequence[float]) -> list[str]:
