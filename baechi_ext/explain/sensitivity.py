@@ -66,7 +66,10 @@ class TransferCosts:
 
 
 def sensitivity(timeline: Timeline, priority: Sequence[float] | None) -> tuple[WhatIf, ...]:
-    """The step with other links, and with each device 10% faster, where there are several."""
+    """The step with other links, and with each device 10% faster, where there are several.
+
+    "Latency" stands for all that a transfer takes whatever its size, from devices and host, too; "bandwidth" for all that a byte takes.
+    """
     cluster = timeline.cluster
     changed: list[tuple[str, int | None, Cluster]] = []
     if timeline.transfers:

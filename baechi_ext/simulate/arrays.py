@@ -80,7 +80,8 @@ class State(NamedTuple):
     """A heap by time. An item is an op that ends, or the number of ops plus a transfer that arrives."""
     transfers: Records
     """In the order of requests; entry i of `sent`: the transfer that started as number i. `turn`: which one goes first of those requested
-    at one instant, a whole number (exact below 2**53: a million ops on a hundred devices). The others: see `queues`."""
+    at one instant, a whole number (exact below 2**53: a million ops of up to 90 tensors each on a hundred devices). The others: see
+    `queues`."""
     queues: Records
     """For each source and target, the transfers that wait for its channels: a chain of skew heaps (`left`, `right`), one for each
     instant of a request. The transfer that began a heap keeps its `root` and `next`, the beginner of the following one, or -1.
