@@ -34,11 +34,6 @@ class Hardware:
     shares_memory: bool = False
     """All devices of one machine share the memory."""
 
-    @property
-    def help(self) -> str:
-        """A line on it."""
-        return self.source
-
     def roofline_us(self, op: Op) -> float:
         """The least time of an op, in which it is started, too. One whose operations are not known is taken to move bytes alone.
 

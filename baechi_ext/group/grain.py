@@ -34,7 +34,7 @@ class _Grains:
 
     def __init__(self, graph: OpGraph, max_share: float, link: Link) -> None:
         self.groups = Loads(graph, max_share)
-        self.cost_us = [link.transfer_us(t.bytes) + link.sending_us(t.bytes) + link.receiving_us(t.bytes) for t in graph.tensors]
+        self.cost_us = [link.total_us(t.bytes) for t in graph.tensors]
         self.between: dict[int, dict[int, set[int]]] = {}
         """Group -> neighbour -> the tensors that go from either to the other."""
         self.between_us: dict[tuple[int, int], float] = {}

@@ -59,6 +59,10 @@ class Link:
     def receiving_us(self, size: float) -> float:
         return self.receive_us + size * self.receive_us_per_byte
 
+    def total_us(self, size: float) -> float:
+        """All that a tensor costs the link and the devices at its ends."""
+        return self.transfer_us(size) + self.sending_us(size) + self.receiving_us(size)
+
     def to_json(self) -> dict[str, float]:
         costs = {f.name: getattr(self, f.name) for f in fields(self)}
         return {k: v for k, v in costs.items() if v or k in ("us_per_byte", "latency_us")}

@@ -69,7 +69,7 @@ def _bonds(graph: OpGraph, cluster: Cluster, blocks: Sequence[Block]) -> list[di
         source = block_of[tensor.producer]
         for target in dict.fromkeys(block_of[w] for w in tensor.readers):
             if source != target:
-                us = link.transfer_us(tensor.bytes) + link.sending_us(tensor.bytes) + link.receiving_us(tensor.bytes) + 1e-9
+                us = link.total_us(tensor.bytes) + 1e-9
                 bonds[source][target] += us
                 bonds[target][source] += us
     return bonds

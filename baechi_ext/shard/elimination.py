@@ -234,7 +234,7 @@ def _spread(v: int, part: Part, scope: Scope, values: Costs) -> Costs:
 def _merged(operands: list[Costs]) -> list[Costs]:
     """The operands, those over fewer axes added to one that has these axes and more."""
     merged: list[Costs] = []
-    for operand in sorted(operands, key=lambda o: -o.ndim if o.ndim == 0 else -o.size):
+    for operand in sorted(operands, key=lambda o: -o.size):
         for i, larger in enumerate(merged):
             if all(a == b or a == 1 for a, b in zip(operand.shape, larger.shape, strict=True)):
                 merged[i] = larger + operand

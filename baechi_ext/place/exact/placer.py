@@ -157,5 +157,5 @@ class _Proof:
 def longest_step_us(graph: OpGraph, cluster: Cluster) -> float:
     """No step takes longer: at any time some op runs or some tensor travels."""
     links = {link for row in cluster.link_table() for link in row}
-    moves = (link.transfer_us(t.bytes) + link.sending_us(t.bytes) + link.receiving_us(t.bytes) for t in graph.tensors for link in links)
+    moves = (link.total_us(t.bytes) for t in graph.tensors for link in links)
     return graph.total_compute_us() / min(d.speed for d in cluster.devices) + len(cluster) * sum(moves)
