@@ -47,6 +47,26 @@ def test_calls_that_come_by_twos_fall_to_both_alike(clock: Clock) -> None:
         assert kinds[start::2].count(PLACED) == kinds[start::2].count(PLAIN) == 4
 
 
+@pytest.mark.parametrize("period", [2, 4, 8, 16])
+def test_what_comes_with_every_so_manieth_step_falls_to_both_alike(period: int) -> None:
+    """As a validation does that ends each epoch."""
+    own, kinds = Turns(), list[str]()
+    for _ in range(32):
+        kinds.append(own._mode())  # noqa: SLF001
+        (own.placed_us if kinds[-1] == PLACED else own.plain_us).append(1.0)
+    for position in range(period):
+        assert kinds[position::period].count(PLACED) == kinds[position::period].count(PLAIN) == 16 // period
+
+
+def test_steps_that_never_have_a_time_leave_the_timing_to_others(clock: Clock) -> None:
+    vain, other = Turns(), Turns()
+    for step in range(60):
+        if vain.join():
+            vain.begin()
+            vain.disturbed()
+        assert other.join() == (step >= 40)
+
+
 def test_the_faster_is_kept(clock: Clock) -> None:
     own = Turns()
     run(own, clock, {PLACED: 2, PLAIN: 3}, 4 * BLOCKS)
@@ -76,10 +96,15 @@ def test_the_slower_plan_costs_the_fewer_steps_the_slower_it_is(clock: Clock, pl
     assert kinds.count(PLACED) == 2 * blocks == len(own.placed_us)
 
 
+def block_of(own: Turns) -> int:
+    """The number of the block of the step that begins next."""
+    return (len(own.placed_us) + len(own.plain_us) + (own._begun is not None)) // 4  # noqa: SLF001
+
+
 def test_blocks_that_say_different_things_are_more_and_then_all_count(clock: Clock) -> None:
     own, block = Turns(), 0
     while not own.decided:
-        block = (len(own.placed_us) + len(own.plain_us)) // 4
+        block = block_of(own)
         run(own, clock, {PLACED: 2, PLAIN: 1.0 if block == 1 else 2.5}, 1)
         assert block <= MOST_BLOCKS
     assert len(own.placed_us) == 2 * MOST_BLOCKS
@@ -91,7 +116,7 @@ def noisy(own: Turns, clock: Clock, quiet_from: int, last: int) -> list[str]:
     the others' 3 ms, and placed ones 2 ms; `last` is the ms of a plain step after that."""
     kinds = []
     while not own.decided and len(kinds) < 2000:
-        block = (len(own.placed_us) + len(own.plain_us)) // 4
+        block = block_of(own)
         plain = last if block >= quiet_from else 6 if block % 2 else 3
         kinds += run(own, clock, {PLACED: 2, PLAIN: plain}, 1)
     return kinds
@@ -107,7 +132,7 @@ def test_placed_steps_that_are_faster_but_not_clearly_go_on_with_plain_ones_now_
     assert kinds[: 4 * MOST_BLOCKS].count(PLAIN) == PER_BLOCK * MOST_BLOCKS
     assert rest.count(PLAIN) == PER_BLOCK * (blocks - MOST_BLOCKS)
     lost, took = rest.count(PLAIN) * 1.0, sum({PLACED: 2.0, PLAIN: 3.0}[kind] for kind in rest)
-    assert 0.5 * REST_SHARE <= lost / took <= REST_SHARE
+    assert 0.3 * REST_SHARE <= lost / took <= REST_SHARE
 
 
 def test_what_stays_unclear_ends(clock: Clock) -> None:
@@ -208,7 +233,8 @@ def test_saved_time_is_known_before_anything_is_decided(clock: Clock) -> None:
     assert Turns().saved_us == 0
 
 
-def test_a_module_that_has_ended_leaves_the_turns_to_others(one_thread: None) -> None:
+def test_a_module_that_has_ended_leaves_the_turns_to_others(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_timed", [])
     model = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 64), nn.Linear(64, 1))
     model = parallelize(model, devices=2, method="contiguous", verify_steps=1)
     for _ in range(5):

@@ -1,8 +1,9 @@
 """The live contract on speed: in the first steps placed and plain take turns, and the slower one is dropped.
 
 A step is the time from one call to the next: all that the user's loop does is in it, in both ways alike. A loop may call a module several
-times in one of its own steps, so the turns are in blocks of four, placed-plain-plain-placed and then the other way round: calls that come
-by twos fall to both alike.
+times in one of its own steps, so the turns are in blocks of four, placed-plain-plain-placed or the other way round: calls that come by twos
+fall to both alike. Which way round follows the Thue-Morse sequence, so that every eighth step, or every sixteenth, does so, too: an epoch's
+last one has the validation in it.
 
 Placed steps that are faster on a machine too noisy to say by how much go on with a block now and then, until it is clear. Steps of one
 module are timed at a time in a process, as each would be part of another's.
@@ -30,6 +31,8 @@ REST_SHARE = 0.1
 """The share of a script's time that plain steps of blocks with rests in between may cost."""
 GONE = 40
 """The number of steps of other kinds in a row after which the kind of call that takes turns is taken to come no more."""
+_VAIN = 40
+"""The number of steps in a row that something disturbed, after which the timing is left to others."""
 _LEFT_SECONDS = 30.0
 """Turns that nobody has asked for so long are left to others."""
 _PLAINLY = (1.5, 1.15)
@@ -52,6 +55,8 @@ class Turns:
     """Placed steps alone are timed, as many as would take turns at most: they are kept, whatever they take."""
     _begun: float | None = None
     _asked: float = 0.0
+    _vain: int = 0
+    """Steps in a row that have no time."""
 
     def now(self) -> str:
         """PLACED or PLAIN, if that is known without timing the step that begins; otherwise empty."""
@@ -62,8 +67,8 @@ class Turns:
 
     def join(self) -> bool:
         """True if its steps may be timed now; otherwise those of others are."""
-        if _timed and time.perf_counter() - _timed[0]._asked > _LEFT_SECONDS:
-            _timed.clear()  # whose steps these were is no longer called
+        if _timed and (time.perf_counter() - _timed[0]._asked > _LEFT_SECONDS or _timed[0]._vain > _VAIN):
+            _timed.clear()  # whose steps these were is no longer called, or never undisturbed
         if not _timed:
             _timed.append(self)
         self._asked = time.perf_counter()
@@ -87,8 +92,11 @@ class Turns:
             return known
         settle()
         now = time.perf_counter()
-        if self._begun is not None:
+        if self._begun is None:
+            self._vain += 1
+        else:
             self._take((now - self._begun) * 1e6)
+            self._vain = 0
         self._begun = None if self.rest else now
         return self.now() or self._mode()
 
@@ -110,7 +118,7 @@ class Turns:
         if self.alone:
             return PLACED
         block, position = divmod(len(self.placed_us) + len(self.plain_us), 2 * PER_BLOCK)
-        first = PLACED if block % 2 == 0 else PLAIN
+        first = PLACED if block.bit_count() % 2 == 0 else PLAIN
         return first if position in (0, 3) else ({PLACED, PLAIN} - {first}).pop()
 
     def _take(self, step_us: float) -> None:

@@ -23,6 +23,7 @@ from baechi_runtime.measure import turns
 from baechi_runtime.measure.turns import BLOCKS, PER_BLOCK
 from baechi_runtime.report.call_report import PLAIN_TURN
 from baechi_runtime.tensorflow.calls import placing
+from baechi_runtime.tensorflow.calls.call_report import kept_step
 from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables
 from baechi_runtime.tensorflow.servers.session import PlacedSession
 from tests.runtime.forked import python
@@ -189,7 +190,67 @@ def test_what_was_lost_with_the_devices_is_not_shown_when_a_step_is_unplaced(mon
     placed.unplace()
     with pytest.raises(ExecutionError, match="killed. What was trained since the variables were last looked at is lost"):
         trained.model.get_weights()
+    monkeypatch.undo()
+    with pytest.raises(ExecutionError, match="the devices that had the variables are gone. What was trained since"):
+        trained.model.get_weights()
     step.live.forget()
+
+
+def test_an_interrupt_while_variables_come_home_leaves_none_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary, trained, assigned = Trained(), Trained(), []
+    expected = ordinary.losses(tf.function(ordinary.step), (8,) * 4)
+    placed = baechi_ext.parallelize(tf.function(trained.step), **HERE)
+    found, assign = trained.losses(placed, (8, 8, 8)), tf.raw_ops.AssignVariableOp
+
+    def interrupted(**given: Any) -> Any:
+        assigned.append(given)
+        if len(assigned) == 2:
+            raise KeyboardInterrupt
+        return assign(**given)
+
+    monkeypatch.setattr(tf.raw_ops, "AssignVariableOp", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trained.model.get_weights()
+    monkeypatch.undo()
+    np.testing.assert_allclose([*found, *trained.losses(placed, (8,))], expected, rtol=1e-4)
+    ordinary_weights, weights = ordinary.model.get_weights(), trained.model.get_weights()
+    for a, b in zip(ordinary_weights, weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4)
+
+
+def test_a_step_that_has_ended_keeps_nothing() -> None:
+    trained = Trained()
+    placed = baechi_ext.parallelize(tf.function(trained.step), **HERE)
+    trained.losses(placed, (8, 8, 8))
+    kept = [weakref.ref(step) for step in placed.steps.values()]
+    placed.end()
+    gc.collect()
+    assert [step() for step in kept] == [None]
+
+
+def test_a_step_that_compared_equal_did_so_whyever_it_is_placed_no_more(tmp_path: Path) -> None:
+    trained = Trained()
+    placed = baechi_ext.parallelize(tf.function(trained.step), **HERE)
+    trained.losses(placed, (8, 8, 8))
+    placed.unplace()
+    assert kept_step(placed, "script.py", placed.report()).report["parity"]["passed"] is True
+
+
+def test_a_model_whose_own_step_has_the_optimizer() -> None:
+    class Model(keras.Model):
+        def train_step(self, data: object) -> object:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    optimizer, inputs = keras.optimizers.SGD(0.1), keras.Input((10,))
+    model = Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(optimizer=None)
+    baechi_ext.parallelize(model, **HERE)
+    model.fit(np.ones((16, 10)), np.ones((16, 1)), batch_size=4, epochs=2, verbose=0)
+    assert baechi_ext.report(model).placed_steps == 8
 
 
 def test_a_thread_that_looks_amid_a_step_sees_what_the_step_makes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.errors import ExecutionError, OptionError
+from baechi_runtime.tensorflow.servers import blocking_calls
 from baechi_runtime.tensorflow.servers.blocking_calls import Calls
 from baechi_runtime.tensorflow.servers.devices import Servers
 from tests.runtime.forked import Forked, python
@@ -57,6 +58,30 @@ def test_an_interrupt_comes_when_the_call_under_way_has_ended() -> None:
         signal.signal(signal.SIGINT, before)
     assert (ended, calls(lambda: 2)) == ([1], 2)
     calls.end()
+
+
+def test_after_an_interrupt_the_next_call_waits_for_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So whoever takes it in a long step can still save the model."""
+    monkeypatch.setattr(blocking_calls, "_INTERRUPTED_SECONDS", 0.1)
+    calls, goes_on, ended = Calls(lambda: None, SOON), threading.Event(), []
+
+    def step() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        goes_on.wait()
+        ended.append(1)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            calls(step)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    threading.Timer(0.3, goes_on.set).start()
+    assert (calls(lambda: 2), ended) == (2, [1])
+    with pytest.raises(ExecutionError, match="did not answer within 0.1 s"):
+        calls(threading.Event().wait, 0.1)
+    with pytest.raises(ExecutionError, match="nothing more is asked of it"):
+        calls(lambda: 2)
 
 
 def test_all_threads_of_a_server_take_short_turns() -> None:

@@ -3,7 +3,7 @@
 from baechi_runtime.files.run_folder import MEASURED, KeptStep
 from baechi_runtime.measure.parity_result import in_json
 from baechi_runtime.measure.samples import Noise, samples_by_name
-from baechi_runtime.measure.turns import PER_BLOCK
+from baechi_runtime.measure.turns import PER_BLOCK, Turns
 from baechi_runtime.report.call_report import INTERRUPTED, CallReport
 from baechi_runtime.report.report import ParityCheck, Verified
 from baechi_runtime.report.step_report import StepReport
@@ -14,13 +14,13 @@ from baechi_runtime.tensorflow.measure import oversubscribed
 from baechi_runtime.tensorflow.servers.step_recorder import WARM_UP, record_step
 
 UNPLACED = "tf.function as it is"
-"""The name, in reports, of verified steps that run as they are."""
+"""The name, in reports, of steps that run as they are."""
 
 
 def report_of(placed: PlacedFunction) -> CallReport:
     """The report of the function's first placed shape; the counts are of all shapes."""
     steps, placement = list(placed.steps.values()), placed.placement or placed.interrupted
-    verifications, turns = [step.verification for step in steps], placed.lead.turns
+    verifications, turns = [step.verification for step in steps], steps[0].turns if steps else Turns()
     return CallReport(
         kind="step",
         name=placed.name,
@@ -61,7 +61,7 @@ def kept_step(function: PlacedFunction, script: str, report: CallReport) -> Kept
     refused = [f"it runs as it is now: {why}" for why in (function.refusal or function.paused,) if why]
     peaks = () if measured is None or measured.memory is None else measured.memory
     verified = None if first is None or not first.verification.steps else first.verification.to_json()
-    parity = None if verified is None else ParityCheck(**verified, passed=not function.refusal)
+    parity = None if verified is None else ParityCheck(**verified, passed=not function.differs)
     step = StepReport(
         model=f"{function.name} of {script}",
         executor=executor,

@@ -29,7 +29,7 @@ from baechi_runtime.measure.turns import PLACED, PLAIN, Turns
 from baechi_runtime.report.call_report import OTHER_SHAPES, PLAIN_TURN
 from baechi_runtime.report.progress import progress
 from baechi_runtime.tensorflow.calls.placing import opened, place_step, shared_devices
-from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables, others_wait
+from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables, bring_home, others_wait
 from baechi_runtime.tensorflow.measure import load_of_others
 from baechi_runtime.tensorflow.parity import OF_PARTS, Verification, as_captured, draws_anew, perturbed, require_no_sequence, results_of
 from baechi_runtime.tensorflow.servers.devices import Devices
@@ -168,15 +168,15 @@ class PlacedStep:
     The variables live there between steps, and are brought home when somebody looks at them.
     """
 
-    mode = PLACED
-    """See Lead."""
-
     def __init__(self, captured: CapturedFunction, timeline: Timeline, devices: Devices, turns: Turns, *, traces: bool) -> None:
         """`timeline` has the placement, and the order that devices keep to; `traces`: some steps are traced."""
         self.captured = captured
         self.session = PlacedSession.of(captured, timeline, devices)
         self.live = LiveVariables({v.shared_name: v.variable for v in captured.variables}, self._fetch)
-        self.turns = turns
+        self.turns, self.mode = turns, PLACED
+        """See Lead."""
+        self._was_plain = False
+        """True if the step before ran as it is, in its turn."""
         self.verification = Verification()
         self.calls = 0
         """Placed steps so far."""
@@ -196,8 +196,10 @@ class PlacedStep:
         """The same, counted and timed. Those behind a warm-up that are traced compute what all others do, and are not timed."""
         self.calls += 1
         self._begin()
+        if self._was_plain:
+            self.turns.prepared()  # in further placed steps the variables are there
+        self._was_plain = False
         if self.traces is None or not WARM_UP < self.calls - self.verification.steps <= WARM_UP + RUNS:
-            self.turns.prepared()
             return self.session.run(inputs)
         self.turns.disturb_all()
         results, trace = self.session.traced(inputs)
@@ -210,10 +212,12 @@ class PlacedStep:
             self.session.initialise(changed)
         self.live.leave()
 
-    def bring_home(self) -> None:
-        """The variables are here, for a step that runs as it is and is timed."""
-        self.live.bring_all()
-        self.turns.prepared()
+    def begin_plain(self) -> None:
+        """The variables are here, whoever had them, for a step that runs as it is in its turn."""
+        bring_home(v.variable for v in self.captured.variables)
+        if not self._was_plain:
+            self.turns.prepared()  # in further plain steps they are here
+        self._was_plain = True
 
     def returned(self, results: Sequence[Any]) -> Any:
         """The user's step's return value, made from flat results."""
@@ -266,7 +270,9 @@ class PlacedFunction:
         """Why calls can't run placed; empty where they can."""
         self.paused = ""
         """Why plain steps are kept, though placed ones are right; empty where they are not."""
-        self.lead = Lead(tuple, verify_steps=settings.verify_steps, keep_placed=settings.keep_placed)  # a step waits for its results
+        self.lead = self._new_lead()
+        self.differs = False
+        """True once a verified step was not the step as it is."""
         self.unplaced: Counter[str] = Counter()
         """Why calls ran as they are, and how many."""
         self.ordinary = ordinary
@@ -326,9 +332,15 @@ class PlacedFunction:
         self.unplace()
         for kept in (self.steps, self.ahead, self._declined):
             kept.clear()
+        self.lead = self._new_lead()
         self.placement = self.interrupted = self._last = None
 
+    def _new_lead(self) -> Lead:
+        # A step waits for its results, so there is nothing else to wait for.
+        return Lead(tuple, verify_steps=self.settings.verify_steps, keep_placed=self.settings.keep_placed)
+
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = OTHER_SHAPES) -> Any:
+        self.lead.turns.disturbed()
         self.unplaced[self.refusal or self.paused or reason] += 1
         return self.ordinary(*args, **kwargs)
 
@@ -337,8 +349,6 @@ class PlacedFunction:
         again, self._last = given.key == self._last, given.key
         left = given.key in self._declined or len(self.steps) == MOST_SHAPES
         at_once = given.key in self.ahead or not (self.steps or self._declined)
-        if step is None:
-            self.lead.disturb()
         if step is None and (left or not (again or at_once)):
             return self._as_it_is(args, kwargs)
         if step is None:
@@ -346,19 +356,21 @@ class PlacedFunction:
         if step is None:
             return self._as_it_is(args, kwargs)
         step.live.require_unread(self.name)
-        if self.lead.begin_step(step) == PLAIN:
-            self._pause(step.turns.why_plain)
-            return self._as_it_is(args, kwargs)
-        if step.mode == PLAIN:
-            step.bring_home()
-            return self._as_it_is(args, kwargs, PLAIN_TURN)
         with others_wait():
+            if self.lead.begin_step(step) == PLAIN:
+                self._pause(step.turns.why_plain)
+                return self._as_it_is(args, kwargs)
+            if step.mode == PLAIN:
+                step.begin_plain()
+                self.unplaced[PLAIN_TURN] += 1
+                return self.ordinary(*args, **kwargs)
             if step.calls < self.settings.verify_steps and not step.draws:
                 self.lead.disturb()
                 return self._verified(step, given, args, kwargs)
             try:
                 return step.returned(step.run_unverified(given.inputs))
             except FailedOpError as e:
+                self.lead.disturb()
                 raise e.error from None  # as the step itself raises it
 
     def capture(self, given: Arguments) -> CapturedFunction:
@@ -367,6 +379,7 @@ class PlacedFunction:
 
     def _placed(self, given: Arguments) -> PlacedStep | None:
         """Captures these arguments, and places the step; None where it is better left as it is."""
+        self.lead.disturb()
         while _due:
             _due.popleft()()
         first = not (self.steps or self._declined)
@@ -427,7 +440,7 @@ class PlacedFunction:
         self._let_go(f"{self.name} runs as it is: {why}")
 
     def _go_on_unplaced(self, error: BaechiError) -> None:
-        self.refusal = str(error)
+        self.refusal, self.differs = str(error), isinstance(error, ParityError)
         self._let_go(f"{self.name} goes on unplaced: {error}")
 
     def _let_go(self, why: str) -> None:

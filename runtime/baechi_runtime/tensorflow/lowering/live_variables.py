@@ -78,10 +78,11 @@ class LiveVariables:
                 names = list(self._variables)
             names = [n for n in names if self._owner(self._variables[n]) is self]
             values = self._fetch(names) if names else {}
-            self._are_here(names)
             with tf.init_scope():  # whoever asked may be tracing, or recording gradients
                 for name in names:
-                    self._variables[name].assign(values[name])
+                    variable = self._variables[name]
+                    tf.raw_ops.AssignVariableOp(resource=_handle(variable), value=tf.convert_to_tensor(values[name], variable.dtype))
+            self._are_here(names)  # only now: an interrupt amid this finds old values still taken for old
             self._known |= {n: values[n] for n in names}
 
     def bring_all(self) -> None:

@@ -29,28 +29,40 @@ class Calls:
         self._gone = gone
         self._timeout_seconds = timeout_seconds
         self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
-        self._stuck = False
-        """True while a call has not come back; no other one is made then."""
+        self._stuck: Future[Any] | None = None
+        """A call that has not come back; no other one is made then."""
+        self._lost = False
+        """True if that call had all the time it may take."""
         threading.Thread(target=self._serve, name="calls into TensorFlow", daemon=True).start()
 
     def __call__(self, function: Callable[[], T], timeout_seconds: float | None = None) -> T:
         """Returns what `function` returns, or raises what it raises; ExecutionError where a device goes away meanwhile, or time is up. An
-        interrupt is raised when the call has come back, or a little later: what it changes on the devices is whole then. A second one does
-        not wait."""
-        if self._stuck:
-            raise ExecutionError("a device did not answer, so nothing more is asked of it; start anew")
-        answer: Future[T] = Future()
-        self._asked.put((function, answer))
+        interrupt is raised when the call has come back, or a little later: what it changes on the devices is whole then, and where it is
+        not back by then, the next call waits for it first. A second interrupt does not wait."""
         allowed = self._timeout_seconds + _BEYOND_SECONDS if timeout_seconds is None else timeout_seconds
         deadline = time.monotonic() + allowed
-        self._stuck = True  # until it is known to be otherwise
+        if self._stuck is not None:
+            self._await_interrupted(self._stuck, deadline, allowed)
+        answer: Future[T] = Future()
+        self._asked.put((function, answer))
+        self._stuck, self._lost = answer, False
         try:
             self._await(answer, deadline, allowed)
         except KeyboardInterrupt:
             with suppress(ExecutionError):
                 self._await(answer, min(deadline, time.monotonic() + _INTERRUPTED_SECONDS), allowed)
             raise
+        except ExecutionError:
+            self._lost = True
+            raise
         return answer.result()
+
+    def _await_interrupted(self, earlier: Future[Any], deadline: float, allowed: float) -> None:
+        if self._lost:
+            raise ExecutionError("a device did not answer, so nothing more is asked of it; start anew")
+        self._lost = True
+        self._await(earlier, deadline, allowed)
+        self._lost = False
 
     def _await(self, answer: Future[Any], deadline: float, allowed: float) -> None:
         while not wait([answer], _POLL_SECONDS).done:
@@ -59,7 +71,7 @@ class Calls:
                 raise ExecutionError(f"{gone}; check whether the machine ran out of memory")
             if time.monotonic() > deadline:
                 raise ExecutionError(f"the devices did not answer within {allowed:g} s; check whether they still run, or raise --timeout")
-        self._stuck = False
+        self._stuck = None
 
     def end(self) -> None:
         """Ends the thread, if it is not stuck."""

@@ -98,6 +98,8 @@ class PlacedSession:
         """All variables, or those named, as they are now, by shared name."""
         found: dict[str, np.ndarray] = {}
         for some in _batches([(v, v) for v in self.placed.variables if names is None or v.name in names]):
+            if self._session is None:
+                raise ExecutionError("the devices that had the variables are gone")
             values = self._call(partial(self._session.run, [v.read for v, _ in some]))
             found |= dict(zip((v.name for v, _ in some), values, strict=True))
         return found
