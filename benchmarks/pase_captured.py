@@ -31,7 +31,7 @@ def sample(model: str, devices: Sequence[int], rounds: int, options: ModelOption
     from baechi_runtime.sharding.captured import captured_module
 
     step = make_step(model, options, optimizer_spec("sgd", 0.01))
-    made, took = timed(lambda: captured_module(step.module, step.inputs, name=model, batch=options.batch_size))
+    made, took = timed(lambda: captured_module(step.module, step.inputs, name=model, batch_dim=step.batch_dim))
     graph = made.graph
     free = replace(graph, ties=())
     searches = in_turn({p: partial(timed, partial(search, graph, Machine(devices=p))) for p in devices}, rounds)

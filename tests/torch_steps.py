@@ -91,7 +91,8 @@ def capture(step: TrainingStep, **options: bool) -> tuple[OpGraph, Binding]:
 def in_parts(step: TrainingStep, count: int, *, batch_norm_per_part: bool = False) -> tuple[OpGraph, Binding]:
     """The step over so many parts of its batch."""
     spec = step.optimizer
-    parts = Parts.of(step.inputs, shared_sizes(step.batch or 0, [1] * count), batch_norm_per_part=batch_norm_per_part)
+    sizes = shared_sizes(step.batch or 0, [1] * count)
+    parts = Parts.of(step.inputs, sizes, step.batch_dim, batch_norm_per_part=batch_norm_per_part)
     return capture_parts(step.module, capture(step)[1], CaptureOptions(spec.name, spec.slots), parts, step.name)
 
 

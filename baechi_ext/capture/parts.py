@@ -28,12 +28,15 @@ class Parts:
     """BatchNorm may see each part by itself, as DistributedDataParallel has it; its running values are those of the first part."""
 
     @classmethod
-    def of(cls, inputs: "Sequence[torch.Tensor]", sizes: Sequence[int], *, batch_norm_per_part: bool = False) -> "Parts":
-        """Parts of these sizes, along each input's first dimension as long as all of them. Raises CaptureError where there is none."""
+    def of(cls, inputs: "Sequence[torch.Tensor]", sizes: Sequence[int], dim: int = 0, *, batch_norm_per_part: bool = False) -> "Parts":
+        """Parts of these sizes, along dimension `dim` of each input that is as long as all of them there; others are read whole. Raises
+        CaptureError where there is none: another dimension of that length need not be the batch's, as steps of time are not."""
         batch = sum(sizes)
-        dims = tuple(next((d for d, length in enumerate(value.shape) if length == batch), None) for value in inputs)
-        if all(dim is None for dim in dims):
-            raise CaptureError(f"no input has a dimension of the batch's {batch} examples, so none can be split; give --microbatches=1")
+        dims = tuple(dim if value.dim() > dim and value.shape[dim] == batch else None for value in inputs)
+        if all(found is None for found in dims):
+            raise CaptureError(
+                f"no input has the batch's {batch} examples along dimension {dim}, so none can be split; give --microbatches=1"
+            )
         return cls(tuple(sizes), dims, batch_norm_per_part)
 
     @property

@@ -17,14 +17,15 @@ def test_parts_are_as_equal_as_can_be() -> None:
     assert shared_sizes(4, [1, 0.5]) == (3, 1)
     assert shared_sizes(2, [1, 1, 1]) == (1, 1)
     assert shared_sizes(7, [0.5, 2, 1]) == (1, 4, 2)
-    inputs = (torch.zeros(5, 8), torch.zeros(8), torch.zeros(3))
-    parts = Parts.of(inputs, (3, 3, 2))
-    assert parts.dims == (1, 0, None)
+    inputs = (torch.zeros(5, 8), torch.zeros(8, 8), torch.zeros(8), torch.zeros(3, 9))
+    parts = Parts.of(inputs, (3, 3, 2), 1)
+    assert parts.dims == (1, 1, None, None)
     assert [parts.rows(0, k) for k in range(3)] == [(1, 0, 3), (1, 3, 3), (1, 6, 2)]
-    assert [[tuple(value.shape) for value in parts.inputs_of(inputs, k)] for k in (0, 2)] == [[(5, 3), (3,), (3,)], [(5, 2), (2,), (3,)]]
+    shapes = [[tuple(value.shape) for value in parts.inputs_of(inputs, k)] for k in (0, 2)]
+    assert shapes == [[(5, 3), (8, 3), (8,), (3, 9)], [(5, 2), (8, 2), (8,), (3, 9)]]
     assert sum(parts.weights) == 1
-    with pytest.raises(CaptureError, match="no input has a dimension of the batch's 7 examples.*--microbatches=1"):
-        Parts.of(inputs, (4, 3))
+    with pytest.raises(CaptureError, match="no input has the batch's 5 examples along dimension 1.*--microbatches=1"):
+        Parts.of(inputs, (3, 2), 1)
 
 
 def test_every_part_has_its_ops_and_parameters_are_shared() -> None:

@@ -52,7 +52,7 @@ def captured(name: str, device: str = "cpu") -> tuple[TrainingStep, OpGraph, Bin
 def parted(name: str, sizes: Sequence[int]) -> tuple[OpGraph, Binding]:
     """The step over parts, each normalised by itself where there is BatchNorm."""
     step, _, binding = captured(name)
-    parts = Parts.of(step.inputs, sizes, batch_norm_per_part=True)
+    parts = Parts.of(step.inputs, sizes, step.batch_dim, batch_norm_per_part=True)
     return capture_parts(step.module, binding, CaptureOptions("momentum", 1), parts, step.name)
 
 

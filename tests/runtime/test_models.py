@@ -1,7 +1,7 @@
 """The built-in models, for real: their size, parity of every method's plan on 1, 2 and 4 devices, and twenty equal losses."""
 
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -56,6 +56,13 @@ def test_published_sizes(name: str) -> None:
     with torch.device("meta"):
         step = make_step(name, options, optimizer_spec("sgd", 0.1))
     assert sum(p.numel() for p in step.module.parameters()) == expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_examples_stand_where_the_step_says(name: str) -> None:
+    step = narrow_step(name, replace(SMALL_MODELS[name], batch_size=11), optimizer_spec("sgd", 0.1))
+    assert step.batch == 11
+    assert [tuple(value.shape).index(11) for value in step.inputs] == [step.batch_dim] * len(step.inputs)
 
 
 def test_parameters() -> None:

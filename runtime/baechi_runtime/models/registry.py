@@ -51,6 +51,8 @@ class Model:
     help: str
     has_loss: bool = False
     """True if it returns its loss; otherwise it returns logits, and the loss is their cross-entropy with the last input."""
+    batch_dim: int = 0
+    """The dimension of each of its inputs in PyTorch that the examples stand along."""
 
 
 _IMAGES = ("batch_size", "image_size")
@@ -58,18 +60,19 @@ _TEXT = ("batch_size", "vocab_size", "max_seq_length", "num_layers")
 _RNN = ("vocab_size", "max_seq_length", "rnn_units", "rnn_unit_type", "num_layers", "encoder_type", "residual", "rnn_chunk")
 _GNMT = ("batch_size", *_RNN, "num_devices")
 _TRANSFORMER = "encoder and decoder of Attention is all you need, base; 49.3 M parameters, with the paper's 37,000 words 63.1 M"
+_RNNLM = (*_TEXT, "rnn_units", "rnn_unit_type", "rnn_chunk", "dropout")
 _GPT2 = "GPT-2 from transformers, fresh weights, 5.3 M parameters; GPT-2 small, 124.4 M, by its sizes"
 _NASNET = (*_IMAGES, "nasnet_cells", "nasnet_filters", "large")
 MODELS: dict[str, Model] = {
     "inception_v3": Model((*_IMAGES, "dropout"), "Inception-V3, 23.8 M parameters"),
     "wide_towers": Model(_IMAGES, "four independent convolutional towers"),
-    "gnmt_v2": Model(_GNMT, "recurrent encoder and decoder with attention, 67.8 M parameters", has_loss=True),
+    "gnmt_v2": Model(_GNMT, "recurrent encoder and decoder with attention, 67.8 M parameters", has_loss=True, batch_dim=1),
     "nasnet": Model(_NASNET, "NASNet-A for CIFAR-10, 3.3 M parameters; with --large the one for ImageNet, 88.8 M"),
     "transformer": Model((*_TEXT, "d_model", "d_ff", "num_heads", "dropout"), _TRANSFORMER, has_loss=True),
     "gpt2": Model((*_TEXT, "d_model", "num_heads", "dropout"), _GPT2, has_loss=True),
     "resnet101": Model((*_IMAGES, "resnet_filters"), "ResNet-101, 44.5 M parameters"),
     "alexnet": Model((*_IMAGES, "dropout"), "AlexNet, 61.1 M parameters"),
-    "rnnlm": Model((*_TEXT, "rnn_units", "rnn_unit_type", "rnn_chunk", "dropout"), "LSTM language model, 19.8 M parameters", has_loss=True),
+    "rnnlm": Model(_RNNLM, "LSTM language model, 19.8 M parameters", has_loss=True, batch_dim=1),
 }
 TENSORFLOW_MODELS: dict[str, Model] = {
     "inception_v3": Model(_IMAGES, "Inception-V3 of keras.applications, 23.9 M parameters"),
@@ -111,7 +114,8 @@ def make_step(name: str, options: ModelOptions, optimizer: "OptimizerSpec") -> "
     code = code_of(name)
     built = code.Options(**chosen)
     module, inputs = code.build(built)
-    return TrainingStep(name, module if model.has_loss else WithLoss(module), inputs, optimizer, options.seed, built.batch_size)
+    module = module if model.has_loss else WithLoss(module)
+    return TrainingStep(name, module, inputs, optimizer, options.seed, built.batch_size, model.batch_dim)
 
 
 def chosen_options(name: str, options: ModelOptions, framework: str = "torch") -> dict[str, Any]:

@@ -73,7 +73,7 @@ class WithLoss(nn.Module):
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
     """`module(*inputs)` is the scalar loss; `seed` is set before a step that must draw known random numbers, `batch` the number of its
-    examples, where that is known."""
+    examples, where that is known, and `batch_dim` the dimension of each input that they stand along."""
 
     name: str
     module: nn.Module
@@ -81,6 +81,7 @@ class TrainingStep:
     optimizer: OptimizerSpec
     seed: int = 0
     batch: int | None = None
+    batch_dim: int = 0
 
     def state(self) -> dict[str, Tensor]:
         """The live parameters and buffers by their first name, tied ones once."""

@@ -42,10 +42,9 @@ _BY_CLOCK = Rehearsal()
 
 @dataclass(frozen=True)
 class Whole:
-    """A step that every process has, and the length of its inputs' dimension that torch's own ways split."""
+    """A step that every process has."""
 
     step: TrainingStep
-    batch: int
 
 
 @dataclass(frozen=True)
@@ -106,19 +105,19 @@ class ShardBackend(Backend[Whole, Predicted, Loaded]):
         with progress(f"capturing the training step of {request.model}"):
             step = make_step(request.model, request.model_options, optimizer_spec(request.optimizer, request.learning_rate))
             step = step if device.type == "cpu" else step.replica(device)
-            graph = captured_module(step.module, step.inputs, name=step.name, batch=step.batch)
+            graph = captured_module(step.module, step.inputs, name=step.name, batch_dim=step.batch_dim)
         with progress("measuring the processes and their links"):
             tera_flops = measured_tera_flops(step, graph.flop, device)
             forecaster = Forecaster(graph, step, self.mesh, device)
             machine = forecaster.machine(tera_flops, step.optimizer.slots)
-        return Captured(step, graph.batch, graph, machine, forecaster)
+        return Captured(step, graph, machine, forecaster)
 
     def replicated(self, whole: Whole, names: Sequence[str], rehearsal: Rehearsal = _BY_CLOCK) -> dict[str, Predicted]:
         """Some of torch's own ways to split the batch, REPLICAS, and their predicted steps."""
-        alone = part_seconds(whole.step, whole.batch, self.device) if names else 0.0
+        alone = part_seconds(whole.step, self.device) if names else 0.0
         found = {}
         for name in names:
-            replica = ReplicaStep(name, whole.step, whole.batch)
+            replica = ReplicaStep(name, whole.step)
             its = forecast(rehearsal, replica, alone, self.device, partial(load_of_others, self))
             found[name] = Predicted(name, [], its, "torch's own")
             del replica
@@ -129,7 +128,7 @@ class ShardBackend(Backend[Whole, Predicted, Loaded]):
         """The step, split by a strategy, or as torch does it."""
         step = captured.step
         if plan.graph is None:
-            replica = ReplicaStep(plan.name, step, captured.batch)
+            replica = ReplicaStep(plan.name, step)
             weights = (*replica.module.parameters(), *replica.module.buffers())
             return Loaded(step, self.device, replica.run, weights, replica.optimizer, of_parts=True)
         layouts = lay_out(plan.graph, plan.configurations, self.shape)

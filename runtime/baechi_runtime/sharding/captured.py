@@ -167,15 +167,15 @@ class CapturedGraph:
 
 
 def captured_module(
-    module: nn.Module, inputs: Sequence[torch.Tensor], *, name: str, batch: int | None = None, splits_images: bool = False
+    module: nn.Module, inputs: Sequence[torch.Tensor], *, name: str, batch_dim: int = 0, splits_images: bool = False
 ) -> CapturedGraph:
-    """A module that returns its loss, captured. `batch`: so many examples, by default as long as the first input is.
+    """A module that returns its loss, captured; its examples stand along dimension `batch_dim` of each input.
 
     Raises CaptureError, and what captured_graph raises.
     """
     started = time.perf_counter()
-    captured = captured_graph(forward_graph(module, inputs, name), batch=batch, splits_images=splits_images)
-    return replace(captured, batch=batch or inputs[0].shape[0], seconds=time.perf_counter() - started)
+    captured = captured_graph(forward_graph(module, inputs, name), batch_dim=batch_dim, splits_images=splits_images)
+    return replace(captured, batch=inputs[0].shape[batch_dim], seconds=time.perf_counter() - started)
 
 
 def forward_graph(module: nn.Module, inputs: Sequence[torch.Tensor], name: str = "model") -> ForwardGraph:
@@ -217,12 +217,12 @@ def _is_scalar(node: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_floating_point()
 
 
-def captured_graph(forward: ForwardGraph, *, batch: int | None = None, splits_images: bool = False) -> CapturedGraph:
-    """The shard graph of a forward graph. The first dimension of an input that is `batch` long is called so, or the first of all.
+def captured_graph(forward: ForwardGraph, *, batch_dim: int = 0, splits_images: bool = False) -> CapturedGraph:
+    """The shard graph of a forward graph. Dimension `batch_dim` of an input is called batch, or its first one where it has not so many.
 
     Raises ShardError where there is nothing to shard.
     """
-    walk = _Walk(forward, Rules(splits_images=splits_images), batch)
+    walk = _Walk(forward, Rules(splits_images=splits_images), batch_dim)
     for node in forward.nodes:
         walk.visit(node)
     graph = ShardGraph(forward.name, tuple(walk.nodes), tuple(walk.edges), tuple(tuple(t) for t in walk.ties.values() if len(t) > 1))
@@ -233,7 +233,7 @@ def captured_graph(forward: ForwardGraph, *, batch: int | None = None, splits_im
 class _Walk:
     forward: ForwardGraph
     rules: Rules
-    batch: int | None
+    batch_dim: int
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     reads: dict[str, tuple[tuple[str, Tensor], ...]] = field(default_factory=dict)
@@ -265,7 +265,7 @@ class _Walk:
     def _names(self, tensor: torch.Tensor) -> tuple[str, ...]:
         """Names of an input's dimensions."""
         shape, flat = tuple(tensor.shape), "features" if tensor.is_floating_point() else "sequence"
-        place = shape.index(self.batch) if self.batch in shape else 0
+        place = self.batch_dim if self.batch_dim < len(shape) else 0
         rest = ("channels", "height", "width") if len(shape) == 4 else (flat,) if len(shape) == 2 else ("sequence", "features")
         names = iter(rest if len(shape) - 1 == len(rest) else [f"dim{i}" for i in range(1, len(shape))])
         return tuple("batch" if i == place else next(names) for i in range(len(shape)))

@@ -45,7 +45,7 @@ def captured_model(request: PaseRequest) -> CapturedGraph | None:
         return None
     with progress(f"capturing the training step of {request.graph}"):
         step = make_step(request.graph, request.model_options, optimizer_spec("sgd", 0.01))
-        found = captured_module(step.module, step.inputs, name=step.name, batch=step.batch, splits_images=request.splits_images)
+        found = captured_module(step.module, step.inputs, name=step.name, batch_dim=step.batch_dim, splits_images=request.splits_images)
         if request.cost_path is None:
             return found
         return with_measured_costs(found, step, request.cost_path, request.machine.tera_flops)

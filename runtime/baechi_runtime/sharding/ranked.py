@@ -70,7 +70,7 @@ class _Worker:
 
     def __init__(self, request: TrainRequest, devices: Sequence[TorchDevice], rank: int, step: TrainingStep) -> None:
         self._request, self._devices, self._rank = replace(request, sharding=(PASE,), microbatches=1, compile=False), devices, rank
-        self.whole = Whole(step, step.batch or 0)
+        self.whole = Whole(step)
         self._rehearsed: dict[str, _Rehearsed] = {}
         self._loaded: dict[str, Loaded] = {}
 
@@ -114,7 +114,7 @@ class _Worker:
     def checked(self, name: str) -> dict[str, Any] | Parity:
         """The parity of a sharded step; loss, gradients and new values of one step of torch's own, to be compared."""
         parity = self.processes.check(self.whole, self._rehearsed[name].strategy)
-        return replica_results(name, self.whole.step, self.whole.batch) if parity is None else parity
+        return replica_results(name, self.whole.step) if parity is None else parity
 
     def load(self, name: str) -> None:
         """Makes the engine's step, to be timed beside others."""

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from baechi_ext.capture.parts import Parts
 from baechi_ext.errors import ShardError
 from baechi_runtime.measure.rehearsal import FIRST_STEPS, Rehearsal
 from baechi_runtime.measure.samples import LoadOfOthers
@@ -29,12 +30,9 @@ REPLICAS = (DDP, FSDP2)
 class ReplicaStep:
     """A step of which every process computes its part of the batch, by torch's own means. Dropout draws different numbers on each."""
 
-    def __init__(self, name: str, step: TrainingStep, batch: int) -> None:
-        """`batch`: the length of the inputs' dimension that is split. Raises ShardError where that can't be."""
-        rank, size = dist.get_rank(), dist.get_world_size()
-        if batch % size:
-            raise ShardError(f"{name} gives each of {size} processes as much of a batch, and it has {batch} examples; give a multiple")
-        self.inputs = tuple(_part(value, batch, rank, size) for value in step.inputs)
+    def __init__(self, name: str, step: TrainingStep) -> None:
+        """Raises ShardError where the batch can't be split."""
+        self.inputs = _own_part(step)
         module = copy.deepcopy(step.module)
         if name == FSDP2:
             for child in _blocks(module):
@@ -70,10 +68,10 @@ def mean_of_all(value: Tensor) -> Tensor:
     return total / dist.get_world_size()
 
 
-def replica_results(name: str, step: TrainingStep, batch: int) -> dict[str, Tensor]:
+def replica_results(name: str, step: TrainingStep) -> dict[str, Tensor]:
     """The loss, gradients and new values of one step from the module's state, by the names that they have where steps are compared. Every
     process has to ask; gradients are whole, and the loss is the batch's."""
-    replica = ReplicaStep(name, step, batch)
+    replica = ReplicaStep(name, step)
     loss = mean_of_all(replica.run())
     module = replica.module.module if isinstance(replica.module, DistributedDataParallel) else replica.module
     gradients = {n: _whole(p.grad) for n, p in module.named_parameters() if p.grad is not None}
@@ -111,9 +109,10 @@ def _timed(actions: Sequence[Callable[[], object]], device: torch.device) -> lis
     return found.tolist()
 
 
-def part_seconds(step: TrainingStep, batch: int, device: torch.device) -> float:
-    """Seconds of a forward and backward pass over this process's part of the batch, by itself; the slowest process's."""
-    inputs = tuple(_part(value, batch, dist.get_rank(), dist.get_world_size()) for value in step.inputs)
+def part_seconds(step: TrainingStep, device: torch.device) -> float:
+    """Seconds of a forward and backward pass over this process's part of the batch, by itself; the slowest process's. Raises ShardError
+    where the batch can't be split."""
+    inputs = _own_part(step)
     with as_it_was(step):
         return agreed(min(passes_seconds(step.module, inputs, device) for _ in range(FIRST_STEPS)), device)
 
@@ -124,9 +123,13 @@ def largest_piece_bytes(module: nn.Module) -> int:
     return max([*blocks, sum(p.nbytes for p in module.parameters()) - sum(blocks)])
 
 
-def _part(value: Tensor, batch: int, rank: int, size: int) -> Tensor:
-    dim = next((d for d, length in enumerate(value.shape) if length == batch), None)
-    return value if dim is None else value.chunk(size, dim)[rank].contiguous()
+def _own_part(step: TrainingStep) -> list[Tensor]:
+    """The inputs with this process's part of the batch. Raises ShardError where it can't be split into as many."""
+    size = dist.get_world_size()
+    if step.batch is None or step.batch % size:
+        names = " and ".join(REPLICAS)
+        raise ShardError(f"{names} give each of {size} processes as much of a batch, and it has {step.batch} examples; give a multiple")
+    return Parts.of(step.inputs, [step.batch // size] * size, step.batch_dim).inputs_of(step.inputs, dist.get_rank())
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:

@@ -147,8 +147,8 @@ def capture_sizes(request: TrainRequest, step: TrainingStep, binding: Binding, s
 
 
 def parts_of(request: TrainRequest, step: TrainingStep, sizes: Sequence[int]) -> Parts:
-    """The parts of a step's batch as the request allows them. Raises CaptureError where no input has a batch's length."""
-    return Parts.of(step.inputs, sizes, batch_norm_per_part=request.batch_norm_per_part)
+    """The parts of a step's batch as the request allows them. Raises what Parts.of does."""
+    return Parts.of(step.inputs, sizes, step.batch_dim, batch_norm_per_part=request.batch_norm_per_part)
 
 
 def normalises(captured: Captured, parts: Parts) -> bool:

@@ -31,7 +31,7 @@ def captured(name: str) -> tuple[ForwardGraph, CapturedGraph]:
     torch.manual_seed(0)
     module, inputs = CASES[name]()
     forward = forward_graph(module, inputs, name)
-    return forward, captured_graph(forward, batch=BATCH)
+    return forward, captured_graph(forward)
 
 
 def node(graph: CapturedGraph, name: str) -> Node:
@@ -124,7 +124,7 @@ def test_parts_computed_apart_give_the_whole(name: str) -> None:
     torch.manual_seed(0)
     module, inputs = CASES[name]()
     forward = forward_graph(module, inputs, name)
-    graph = captured_graph(forward, batch=BATCH)
+    graph = captured_graph(forward)
     values = values_of(forward, module, inputs)
     checked = 0
     for call in forward.nodes:
@@ -179,7 +179,7 @@ def bias_of(one: Node, bias: Tensor) -> Tensor:
 def test_operations_are_those_that_torch_counts(name: str) -> None:
     torch.manual_seed(0)
     module, inputs = CASES[name]()
-    graph = captured_graph(forward_graph(module, inputs, name), batch=BATCH)
+    graph = captured_graph(forward_graph(module, inputs, name))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         module(*inputs).backward()
     products = sum(n.flop() for n in graph.graph.nodes if n.op in PRODUCTS)
@@ -228,14 +228,14 @@ def costs_by_split(one: Node, devices: int = 8) -> dict[tuple[tuple[str, int], .
 
 def test_a_linear_layer_costs_what_the_rules_say() -> None:
     inputs = torch.randn(BATCH, 16), torch.randint(12, (BATCH,))
-    graph = captured_graph(forward_graph(Mlp(bias=False), inputs), batch=BATCH).graph
+    graph = captured_graph(forward_graph(Mlp(bias=False), inputs)).graph
     by_hand = hand_written(lambda layers: layers.linear(layers.linear(Value((BATCH, 16), ("batch", "x")), 32, "units"), 12, "units"))
     assert costs_by_split(graph.nodes[2]) == pytest.approx(costs_by_split(by_hand))
 
 
 def test_a_convolution_costs_what_the_rules_say() -> None:
     module = nn.Sequential(nn.Conv2d(4, 6, 1, bias=False), nn.Conv2d(6, 8, 3, stride=2, padding=1, bias=False))
-    graph = captured_graph(forward_graph(WithMean(module), images()[:1]), batch=BATCH).graph
+    graph = captured_graph(forward_graph(WithMean(module), images()[:1])).graph
 
     def build(layers: Layers) -> None:
         x = layers.convolution(Value((BATCH, 4, 8, 8), ("batch", "channels", "height", "width")), 6, (1, 1))
@@ -311,7 +311,7 @@ def test_a_shared_parameter_is_held_once_and_moves_where_its_splits_differ() -> 
 
 
 def test_calls_of_a_layer_are_split_alike() -> None:
-    graph = captured_graph(forward_graph(Thrice(), (torch.randn(BATCH, 16), torch.randn(BATCH, 16))), batch=BATCH).graph
+    graph = captured_graph(forward_graph(Thrice(), (torch.randn(BATCH, 16), torch.randn(BATCH, 16)))).graph
     names = [n.name for n in graph.nodes]
     assert [tuple(names[v] for v in tie) for tie in graph.ties] == [("linear", "linear_1", "linear_2")]
     found = search(graph, Machine(devices=8))
@@ -323,7 +323,7 @@ def test_calls_of_a_layer_are_split_alike() -> None:
 
 def test_what_is_not_known_is_computed_whole_and_counted() -> None:
     forward = forward_graph(Foreign(), (torch.randn(BATCH, 6, 6),))
-    graph = captured_graph(forward, batch=BATCH)
+    graph = captured_graph(forward)
     assert graph.unknown == {"linalg_matrix_exp": "linalg_matrix_exp"}
     one = node(graph, "linalg_matrix_exp")
     assert configurations(one, 8).shape == (1, 0)
@@ -346,7 +346,7 @@ class InPlace(nn.Module):
 
 def test_ops_in_place_are_known_as_those_that_are_not() -> None:
     forward = forward_graph(InPlace(), (torch.randn(BATCH, 6),))
-    graph = captured_graph(forward, batch=BATCH)
+    graph = captured_graph(forward)
     assert graph.unknown == {}
     elu, absolute, added = (node(graph, name) for name in ("elu_", "abs_", "add_"))
     assert [one.op for one in (elu, absolute, added)] == ["elementwise"] * 3
@@ -358,7 +358,7 @@ def test_ops_in_place_are_known_as_those_that_are_not() -> None:
 def test_splits_of_images_exchange_rims() -> None:
     torch.manual_seed(0)
     forward = forward_graph(Cnn(), images())
-    graph = captured_graph(forward, batch=BATCH, splits_images=True)
+    graph = captured_graph(forward, splits_images=True)
     conv = node(graph, "conv2d_1")
     assert [a.name for a in conv.axes if a.splits] == ["batch", "groups", "height", "width"]
     assert [t.kind for t in conv.terms][-1] == "halo"

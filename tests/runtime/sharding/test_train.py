@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 
 import pytest
+import torch
 
 from baechi_ext.errors import OptionError
 from baechi_ext.shard.plan import ShardPlan
@@ -15,6 +16,8 @@ from baechi_runtime.cli.main import main
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.drivers.training import train
+from baechi_runtime.models.registry import ModelOptions, make_step
+from baechi_runtime.models.training_step import EagerStep, optimizer_spec
 from baechi_runtime.report.sharded_summary import ShardedRun
 from baechi_runtime.sharding.report import kendall_tau
 from baechi_runtime.sharding.training import on_devices, split
@@ -68,6 +71,16 @@ def test_strategies_are_run_and_compared(tmp_path: Path, workers: ForkedWorkers)
     assert run.plan == ShardPlan.load(out / "shard_plan.json")
     assert run.plan.cost_model == "measured"
     assert run.plans[run.split[0].name].held_bytes == run.plan.held_bytes
+
+
+def test_data_parallelism_splits_examples_where_there_are_as_many_steps(workers: ForkedWorkers) -> None:
+    """Words (steps + 1, batch): the loss is that of the whole batch, over all steps."""
+    sizes = {"batch_size": 4, "max_seq_length": 3, "vocab_size": 64, "rnn_units": 16, "rnn_chunk": 3}
+    flags = [*(f"--{name}={size}" for name, size in sizes.items()), "--dropout=0", "--train_steps=3", "--learning_rate=0.5", "--json"]
+    command = ["train", "--model_name=rnnlm", "--workers=process", "--sharding=ddp", *flags]
+    (strategy,) = json.loads(workers.run("baechi_on_processes", 2, *command))["strategies"]
+    eager = EagerStep(make_step("rnnlm", ModelOptions(**sizes, dropout=0.0), optimizer_spec("sgd", 0.5)), torch.device("cpu"))
+    assert strategy["losses"] == pytest.approx([eager.run().item() for _ in range(3)], rel=1e-5)
 
 
 @pytest.mark.parametrize(

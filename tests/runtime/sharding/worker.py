@@ -31,7 +31,6 @@ from baechi_runtime.sharding.tensor_parallel import parallelize_plan, tensor_par
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from tests.pairwise import pairwise
 from tests.runtime.sharding.by_hand import captured_by_hand, strategy
-from tests.runtime.sharding.small_models import BATCH
 from tests.runtime.sharding.small_models import CASES as SMALL
 from tests.runtime.sharding.steps import CASES
 from tests.torch_steps import narrow_step
@@ -114,11 +113,11 @@ class Split:
     layouts: Mapping[str, Mapping[str, Layout]]
 
 
-def split(step: TrainingStep, batch: int, processes: int, names: Sequence[str]) -> Split:
+def split(step: TrainingStep, processes: int, names: Sequence[str]) -> Split:
     """The step by the strategies of these names; CHANCE is a random one."""
     shape = mesh_shape(processes)
     forward = forward_graph(step.module, step.inputs)
-    graph = captured_graph(forward, batch=batch)
+    graph = captured_graph(forward, batch_dim=step.batch_dim)
     machine = Machine(devices=processes, tera_flops=0.001, gigabytes_per_second=2.0)
     searched = among_runnable(search(graph.graph, machine), graph, shape)
     random = Random(processes)
@@ -148,19 +147,19 @@ def sampled(processes: int) -> list[tuple[str, str]]:
 def captured(processes: int, *, rest: bool = False) -> list[Split]:
     """Those that are tried, by the strategies of people, the search, and chance; or else all the others."""
     tried = sampled(processes)
-    named = [(step, batch, [n for n in (*NAMES, CHANCE) if ((step.name, n) in tried) != rest]) for step, batch in steps()]
-    return [split(step, batch, processes, names) for step, batch, names in named if names]
+    named = [(step, [n for n in (*NAMES, CHANCE) if ((step.name, n) in tried) != rest]) for step in steps()]
+    return [split(step, processes, names) for step, names in named if names]
 
 
-def steps() -> Iterator[tuple[TrainingStep, int]]:
-    """Steps to be split, and their batches."""
+def steps() -> Iterator[TrainingStep]:
+    """Steps to be split."""
     optimizer = optimizer_spec("sgd", 0.1)
     for name, case in SMALL.items():
         torch.manual_seed(0)
         module, inputs = case()
-        yield TrainingStep(name, module, inputs, optimizer), BATCH
+        yield TrainingStep(name, module, inputs, optimizer)
     for name, options in MODELS.items():
-        yield narrow_step(name, options, optimizer), options.batch_size
+        yield narrow_step(name, options, optimizer)
 
 
 def moved(processes: int) -> dict[str, str]:
@@ -192,7 +191,7 @@ def inception(processes: int) -> list[Split]:
     """Inception, which takes long: on 4 processes by the search's strategy, on 2 by the others and larger images."""
     image_size, names = (75, (PASE,)) if processes == 4 else (107, (DATA_PARALLEL, CHANCE))
     options = ModelOptions(batch_size=4, image_size=image_size)
-    return [split(narrow_step("inception_v3", options, optimizer_spec("sgd", 0.1)), 4, processes, names)]
+    return [split(narrow_step("inception_v3", options, optimizer_spec("sgd", 0.1)), processes, names)]
 
 
 def exported(processes: int) -> dict[str, str]:
