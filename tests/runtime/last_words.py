@@ -1,6 +1,7 @@
-"""Workers one of which says why it fails, and then hangs until its alarm ends it; or, with `abort`, aborts as C++ code does.
+"""Workers one of which says why it fails, and then hangs until its alarm ends it; or, with `abort`, aborts as C++ code does. With `babble`
+all say more than a pipe holds, not all of it text, and end well, unless nobody reads that until their alarm.
 
-    python -m tests.runtime.last_words [abort]
+    python -m tests.runtime.last_words [abort | babble]
 """
 
 import os
@@ -8,7 +9,14 @@ import signal
 import sys
 import time
 
+BABBLE = ("x" * 79 + "\n") * 5000
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["babble"]:
+        signal.alarm(10)
+        os.write(2, b"caf\xe9\n")
+        sys.stderr.write(BABBLE)
+        sys.exit()
     if os.environ["RANK"] == "1" and sys.argv[1:] == ["abort"]:
         sys.stderr.write("a warning\nterminate called after throwing an instance of 'X'\n  what():  the cause\n")
         sys.stderr.flush()

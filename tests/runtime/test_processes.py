@@ -1,5 +1,6 @@
 """Devices as processes: real workers over gloo, their results, their memory, and their deaths."""
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from baechi_runtime.torch.processes.launch import run_workers
 from tests.runtime import workers as anew
 from tests.runtime.forked import start, torchrun
 from tests.runtime.forked_workers import ForkedWorkers
+from tests.runtime.last_words import BABBLE
 from tests.runtime.workers import finish, only_error, shared_memory, wait_for_line, workers_of
 
 PROBED = ["train", "--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--workers=process", "--num_steps=2"]
@@ -86,6 +88,19 @@ def test_an_abort_is_told_with_its_last_words() -> None:
     said = r"device 1 was killed by SIGABRT; .* \(it ended with: terminate called after throwing an instance of 'X' what\(\):  the cause\)$"
     with pytest.raises(ExecutionError, match=said):
         run_workers(["abort"], 2, module="tests.runtime.last_words")
+
+
+def test_bytes_that_are_no_text_do_not_hold_up_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_workers(["babble"], 2, module="tests.runtime.last_words") == 0
+    assert capsys.readouterr().err == "caf\\xe9\n" + BABBLE
+
+
+def test_a_worker_goes_on_where_nobody_reads_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with contextlib.suppress(BrokenPipeError), open(writing, "w") as nobody:
+        monkeypatch.setattr("sys.stderr", nobody)
+        assert run_workers(["babble"], 2, module="tests.runtime.last_words") == 0
 
 
 def test_sets_have_the_same_order_in_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.errors import ExecutionError, OptionError
-from baechi_runtime.tensorflow.servers import blocking_calls
+from baechi_runtime.tensorflow.servers import blocking_calls, devices
 from baechi_runtime.tensorflow.servers.blocking_calls import Calls
 from baechi_runtime.tensorflow.servers.devices import Servers
 from tests.runtime.forked import Forked, python
@@ -158,6 +159,22 @@ def test_a_program_whose_server_died_ends() -> None:
     done = python("-c", code, framework="tensorflow")
     assert done.returncode == 0, done.stderr
     assert "was killed by SIGKILL" in done.stdout
+
+
+BABBLE = """
+import os, sys
+if any("server_process" in word for word in sys.orig_argv):
+    os.write(2, (b"caf\\xe9" + b"x" * 75 + b"\\n") * 1000)
+"""
+"""More than a pipe holds, and no text."""
+
+
+def test_a_server_serves_whatever_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BABBLE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setattr(devices, "_START_SECONDS", SOON)
+    with Servers(1, timeout_seconds=SOON) as servers:
+        assert servers.gone() is None
 
 
 def test_a_port_that_is_taken(listener: socket.socket) -> None:

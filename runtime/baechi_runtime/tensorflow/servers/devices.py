@@ -268,6 +268,7 @@ class Servers(Devices):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            errors="backslashreplace",  # a library may write any bytes
             process_group=0,  # an interrupt at the terminal is for us
             preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
         )

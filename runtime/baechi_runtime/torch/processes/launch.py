@@ -67,8 +67,9 @@ class Worker:
                     continue
                 self.ending.append(line.strip())
                 if self.rank == 0:
-                    sys.stderr.write(line if line.endswith("\n") else line + "\n")  # cut off in mid-line when it died
-                    sys.stderr.flush()
+                    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it is closed: the worker must not wait
+                        sys.stderr.write(line if line.endswith("\n") else line + "\n")  # cut off in mid-line when it died
+                        sys.stderr.flush()
 
     def last_words(self) -> list[str]:
         """Its error lines, all read."""
@@ -119,6 +120,7 @@ def _start(arguments: Sequence[str], rank: int, count: int, meeting: socket.sock
         stdout=None if rank == 0 else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        errors="backslashreplace",  # a script may write any bytes
         pass_fds=[meeting.fileno()] if rank == 0 else [],
         process_group=0,  # an interrupt at the terminal is for us
         preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
