@@ -192,7 +192,8 @@ class TrainRequest(DevicesRequest):
         """True if it leaves it to `auto` how worker processes of this machine run a built-in model's step."""
         checkpoint = None if self.run is None else self.run.checkpoint
         asked = any(given is not None for given in (self.cluster, checkpoint, self.link, self.device_speeds))
-        asked = asked or (self.comm_cost_factor, self.plan.cost_factor) != (1, 1) or self.costgen or self.log_device_placement
+        asked = asked or (self.comm_cost_factor, self.plan.cost_factor) != (1, 1)
+        asked = asked or self.costgen or self.log_device_placement or self.relaxed_random
         free = self.microbatches is None and self.plan.method == "auto" and not self.plan.only_forward
         return free and self.workers == "process" and not (self.cuda or asked)
 

@@ -134,6 +134,7 @@ def test_what_is_not_even_tried() -> None:
         {"comm_cost_factor": 2},
         {"run": RunOptions(9, checkpoint="folder")},
         {"log_device_placement": True},
+        {"relaxed_random": True},
         {"costgen": True},
         {"cuda": True},
     ],
