@@ -4,6 +4,7 @@ import os
 
 from baechi_runtime.torch.processes.environment import of_worker
 from tests.runtime.forked import Forked
+from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.workers import finish
 
 PROGRAM = """
@@ -41,3 +42,8 @@ def test_a_group_that_was_left_has_no_threads() -> None:
 
 def test_nobody_waits_for_the_threads_of_a_group_left_by_an_error() -> None:
     assert left(fails=True) == (0, "")
+
+
+def test_commands_that_were_answered_are_not_kept(workers: ForkedWorkers) -> None:
+    """A step is one, with the state of a generator in it. The sign of life is a key, too, that may come meanwhile."""
+    assert int(workers.run("commands_on_processes", 3)) <= 1

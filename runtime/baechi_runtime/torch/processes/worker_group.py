@@ -124,12 +124,12 @@ class WorkerGroup:
         """Rank 0: gives all others a command."""
         self.commands += 1
         with _through_the_store():
-            self.store.set(f"{COMMAND} {self.commands}", json.dumps(value))
+            self.store.set(self._command_key(), json.dumps(value))
 
     def next_command(self) -> dict[str, Any]:
         """Others: waits for rank 0's next command, as long as it takes: rank 0 profiles and places meanwhile."""
         self.commands += 1
-        key = f"{COMMAND} {self.commands}"
+        key = self._command_key()
         with _through_the_store():
             self.store.wait([key], timedelta(days=1))
             command: dict[str, Any] = json.loads(self.store.get(key))
@@ -146,19 +146,22 @@ class WorkerGroup:
         """
         found = []
         for rank in range(1, self.size):
-            self.hear_from(rank, self._answer_key(rank))
-            value = self._heard(rank)
+            value = json.loads(self.hear_from(rank, self._answer_key(rank)))
             if "error" in value:
                 raise self.first_failure() or ExecutionError(f"the worker of device {rank} failed: {value['error']}")
             self.store.delete_key(self._answer_key(rank))
             found.append(value)
+        with _through_the_store():
+            self.store.delete_key(self._command_key())  # all have read it, and the store would grow with every step
         return found
 
-    def hear_from(self, rank: int, key: str) -> None:
-        """Rank 0: waits until another rank has set a key. Raises ExecutionError where it does not in time, or has said that it failed."""
+    def hear_from(self, rank: int, key: str) -> bytes:
+        """Rank 0: the value of a key that another rank sets, waited for. Raises ExecutionError where it does not in time, or has said that
+        it failed."""
         try:
             with _through_the_store():
-                self.store.wait([key], timedelta(seconds=self.timeout_seconds))
+                value: bytes = self.store.get(key)  # waits as long as a wait would, which would take the store another message
+                return value
         except RuntimeError as e:
             raise self.first_failure() or ExecutionError(
                 f"the worker of device {rank} did not answer within {self.timeout_seconds:g} s{self.whereabouts(rank)}; "
@@ -190,6 +193,9 @@ class WorkerGroup:
                 break
             time.sleep(_POLL_SECONDS)
         return ExecutionError(f"the worker of device {failed[0][1]} failed: {failed[0][2]}") if failed else None
+
+    def _command_key(self) -> str:
+        return f"{COMMAND} {self.commands}"
 
     def _answer_key(self, rank: int) -> str:
         return f"{ANSWER} {self.commands} {rank}"
