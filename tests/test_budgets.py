@@ -1,6 +1,7 @@
 """Budgets that keep the code readable: sizes, parameters, import cycles, prints."""
 
 import ast
+import re
 from pathlib import Path
 
 import networkx as nx
@@ -52,13 +53,32 @@ def test_only_the_command_line_prints(path: Path) -> None:
     assert [node.lineno for node in calls if node.func.id == "print"] == []
 
 
+UNPICKLES = re.compile(
+    r"(\w+\.)*(all_gather_object|gather_object|(broadcast|scatter|send|recv)_object_list)|torch(\.serialization)?\.load|yaml\.load"
+)
+"""Calls that execute, or may execute, what they read or what peers send."""
+
+
 @each_file
 def test_no_assert_pickle_or_eval(path: Path) -> None:
     tree = parsed(path)
     assert [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)] == []
-    assert {name.split(".")[0] for name in imports(path)} & {"pickle", "dill", "cloudpickle", "marshal"} == set()
+    assert {name.split(".")[0] for name in imports(path)} & {"pickle", "dill", "cloudpickle", "marshal", "joblib", "shelve"} == set()
+    assert [name for name in imports(path) if UNPICKLES.fullmatch(name)] == []
+    assert [f"line {line}: {call}" for line, call in dotted_calls(tree) if UNPICKLES.fullmatch(call)] == []
     calls = [node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     assert {"eval", "exec"} & set(calls) == set()
+
+
+def dotted_calls(tree: ast.AST) -> list[tuple[int, str]]:
+    """The lines and the names of what is called by a name with dots."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return [(call.lineno, ast.unparse(call.func)) for call in calls]
+
+
+@pytest.mark.parametrize("code", ["dist.all_gather_object(a, b)", "torch.load(f)", "x = torch.distributed.recv_object_list(a)"])
+def test_calls_that_unpickle_are_found(code: str) -> None:
+    assert any(UNPICKLES.fullmatch(call) for _, call in dotted_calls(ast.parse(code)))
 
 
 def test_no_import_cycle() -> None:

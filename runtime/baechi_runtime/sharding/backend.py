@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import astuple
 from torch import Tensor
 
 from baechi_ext.shard.machine import Machine
@@ -156,10 +157,11 @@ class ShardBackend(Backend[Whole, Predicted, Loaded]):
     def counts(self, loaded: Loaded) -> tuple[Traffic, tuple[Held, ...]]:
         """Run a step, and count what this process sends, and the bytes that each one holds."""
         with counted() as traffic:
-            own = counted_bytes(loaded.once, loaded.weights, loaded.optimizer)
-        held: list[Held] = [own] * dist.get_world_size()
-        dist.all_gather_object(held, own)
-        return traffic, tuple(held)
+            held = counted_bytes(loaded.once, loaded.weights, loaded.optimizer)
+        own = torch.tensor(astuple(held), dtype=torch.int64, device=self.device)
+        of_all = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(of_all, own)
+        return traffic, tuple(Held(*each.tolist()) for each in of_all)
 
     def measure(self, captured: Whole, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
         """Times `num_steps` rounds of the step that is not split and one of each loaded one; `on_step` is called with each round's number.
