@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from baechi_ext.cost import fit_link
 from baechi_ext.ir import Link
+from baechi_runtime.drivers import link_report
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe, sound
 from baechi_runtime.report.report import ProbedLink
 
@@ -98,3 +99,10 @@ def test_what_is_handed_over_by_reference_takes_no_time_by_size(bad: LinkProbe) 
     assert (found.fit.us_per_byte, found.to_link()) == (0, Link(latency_us=latency))
     assert found.samples_us == bad.samples_us
     assert str(found) == f"{latency:.4g} us, whatever the size: tensors are handed over, not copied"
+
+
+def test_the_largest_tensors_fit_where_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a control group, for one: the machine may have more that is free."""
+    monkeypatch.setattr(link_report, "available_bytes", lambda: 2**30)
+    assert link_report.sizes_bytes(40, 2)[-1] == 2**27  # six of them are less than 1 GiB
+    assert link_report.sizes_bytes(3, 2) == (4, 8, 16, 32)

@@ -1,6 +1,5 @@
 """Request and report of `baechi probe-links`: every directed pair of devices, tensors of 2^0 floats and more, a line per pair."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from baechi_ext.ir import Cluster, Device
 from baechi_ext.ir.files import write_json
 from baechi_ext.ir.made_by import signed
 from baechi_runtime.drivers.train_request import DevicesRequest, refuse
+from baechi_runtime.host.host_memory import available_bytes, usable_bytes
 from baechi_runtime.measure.link_probe import LinkProbe, sound
 from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.printed import Links, Pair
@@ -104,6 +104,6 @@ def probe_all(
 
 def sizes_bytes(max_exponent: int, num_devices: int) -> tuple[int, ...]:
     """2^0 to 2^max_exponent floats, as far as the machine's free memory holds the copies that a pair keeps."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = available_bytes() or usable_bytes()
     fitting = [i for i in range(max_exponent + 1) if _FLOAT_BYTES * 2**i * _COPIES < free / num_devices * 2]
     return tuple(_FLOAT_BYTES * 2**i for i in fitting)
