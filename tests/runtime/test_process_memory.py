@@ -11,6 +11,7 @@ import torch
 from baechi_runtime.host import process_memory
 from baechi_runtime.host.malloc import freed_memory_given_back, keep_freed_memory
 from baechi_runtime.torch.lowering.op_error import in_words, storages_of
+from baechi_runtime.torch.threads.accounting import CountedSlots
 
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
@@ -113,3 +114,13 @@ def test_live_tensors_are_counted_once_and_parameters_go_by_their_names() -> Non
     largest = "conv:0 (4000 bytes), weight (2000 bytes), bias (40 bytes)"
     assert said == f"it held {4 * (1000 + 10 + 2 + 500)} bytes then, most of them in {largest}"
     assert in_words({}) == "it held 0 bytes then, most of them in no tensor"
+
+
+def test_sparse_tensors_are_their_indices_and_values() -> None:
+    gradient = torch.sparse_coo_tensor(torch.tensor([[3, 5]]), torch.ones(2, 10), (1000, 10), check_invariants=True)
+    assert in_words(storages_of([("embedding", gradient)])).startswith(f"it held {2 * 8 + 2 * 10 * 4} bytes then")
+    slots = CountedSlots(2, set())
+    slots[0] = [gradient, torch.ones(5)]
+    assert slots.bytes == 2 * 8 + 2 * 10 * 4 + 5 * 4
+    slots[0] = None
+    assert slots.bytes == 0

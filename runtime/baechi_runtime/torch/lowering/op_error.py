@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from baechi_ext.capture.torch_private import dense_parts
 from baechi_ext.ir.op_graph import OpGraph
 
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "Cannot allocate memory")
@@ -52,8 +53,8 @@ def storages_of(named: Iterable[tuple[str, Any]]) -> Storages:
     found: Storages = {}
     for name, value in named:
         if isinstance(value, torch.Tensor):
-            storage = value.untyped_storage()
-            found.setdefault(storage.data_ptr(), (name, storage.nbytes()))
+            for storage in (part.untyped_storage() for part in dense_parts(value)):
+                found.setdefault(storage.data_ptr(), (name, storage.nbytes()))
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from baechi_ext.capture.torch_private import dense_parts
 from baechi_ext.simulate import Timeline
 from baechi_runtime.torch.lowering.ops import LoweredProgram, Segment
 
@@ -68,7 +69,7 @@ class CountedSlots(list[Any]):
 
     def _storages(self, value: Any) -> list[tuple[int, int]]:
         tensors = value if isinstance(value, (list, tuple)) else (value,)
-        storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None]
+        storages = [part.untyped_storage() for tensor in tensors if tensor is not None for part in dense_parts(tensor)]
         return [(s.data_ptr(), s.nbytes()) for s in storages if s.data_ptr() not in self._left_out]
 
 
