@@ -1,9 +1,11 @@
 """Measuring: statistics with known answers, honest doubts, and a real interleaved run."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,8 @@ import torch
 from baechi_ext.ir import Cluster
 from baechi_ext.simulate import simulate
 from baechi_runtime.measure.link_probe import PROBE_BYTES
-from baechi_runtime.measure.samples import Measurement, Ratio, Samples, busy_seconds
+from baechi_runtime.measure.samples import LoadOfOthers, Measurement, Ratio, Samples, busy_seconds
+from baechi_runtime.measure.timing import StepTimes, measure_in_turn
 from baechi_runtime.report.report import ProbedLink
 from baechi_runtime.torch.lowering.devices import CpuDevice, available_cores, cpu_devices
 from baechi_runtime.torch.measure import measure, measured_peak_bytes
@@ -101,6 +104,26 @@ def test_a_real_measurement() -> None:
     assert all(0 < busy <= 4 * max(result.samples["placed"].us) for busy in result.busy_us["placed"])
     assert result.load_of_others is None or result.load_of_others >= 0
     assert all(torch.equal(value, before[name]) for name, value in step.state().items())
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_collector_is_left_as_it_was(collects: bool) -> None:
+    """Off while steps are timed, and afterwards where the user had it off."""
+    during = []
+
+    def step() -> StepTimes:
+        during.append(gc.isenabled())
+        return StepTimes(1.0, ())
+
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        measure_in_turn({"placed": step}, lambda: LoadOfOthers(time.process_time, ()), num_steps=2, oversubscribed=False)
+        after = gc.isenabled()
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert not any(during)
+    assert after == collects
 
 
 STAT = """cpu  500 0 0 9000 0 0 0 0 0 0

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from baechi_ext.collector import without_collection
 from baechi_runtime.measure.samples import LoadOfOthers, Measurement, Samples
 
 WARMUP = 4
@@ -33,8 +34,7 @@ def measure_in_turn(
     taken: dict[str, list[float]] = {name: [] for name in variants}
     busy: dict[str, list[Sequence[float]]] = {name: [] for name in variants}
     gc.collect()
-    gc.disable()
-    try:
+    with without_collection():
         load = load_of_others()
         for i in range(warmup + num_steps):
             on_step(i)
@@ -46,8 +46,6 @@ def measure_in_turn(
                     taken[name].append(step_times.wall_us)
                     busy[name].append(step_times.busy_us)
         share = load.share()
-    finally:
-        gc.enable()
     return Measurement(
         samples={name: Samples(tuple(us)) for name, us in taken.items()},
         busy_us={name: tuple(statistics.median(column) for column in zip(*rows, strict=True)) for name, rows in busy.items() if any(rows)},
