@@ -2,12 +2,15 @@
 all say more than a pipe holds, not all of it text, and end well, unless nobody reads that until their alarm.
 
     python -m tests.runtime.last_words [abort | babble]
+    python -m tests.runtime.last_words children FOLDER CODE    each starts a process and notes its number there; all end with that code
 """
 
 import os
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 BABBLE = ("x" * 79 + "\n") * 5000
 
@@ -17,6 +20,13 @@ if __name__ == "__main__":
         os.write(2, b"caf\xe9\n")
         sys.stderr.write(BABBLE)
         sys.exit()
+    if sys.argv[1:2] == ["children"]:
+        folder, code = Path(sys.argv[2]), int(sys.argv[3])
+        child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        (folder / os.environ["RANK"]).write_text(str(child.pid), encoding="ascii")
+        while len(list(folder.iterdir())) < 2:
+            time.sleep(0.01)
+        sys.exit(code)
     if os.environ["RANK"] == "1" and sys.argv[1:] == ["abort"]:
         sys.stderr.write("a warning\nterminate called after throwing an instance of 'X'\n  what():  the cause\n")
         sys.stderr.flush()

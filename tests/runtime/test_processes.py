@@ -103,6 +103,27 @@ def test_a_worker_goes_on_where_nobody_reads_what_it_says(monkeypatch: pytest.Mo
         assert run_workers(["babble"], 2, module="tests.runtime.last_words") == 0
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_a_worker_has_started_ends_with_it_unless_it_ended_well(tmp_path: Path, code: int) -> None:
+    assert run_workers(["children", str(tmp_path), str(code)], 2, module="tests.runtime.last_words") == code
+    children = [int(path.read_text()) for path in tmp_path.iterdir()]
+    deadline = time.monotonic() + 10
+    while code and any(map(runs, children)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    left = [pid for pid in children if runs(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert bool(left) == (code == 0)
+
+
+def runs(pid: int) -> bool:
+    """True unless it has ended, whether or not anybody has asked how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_sets_have_the_same_order_in_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     assert run_workers([str(tmp_path)], 4, module="tests.runtime.set_order") == 0

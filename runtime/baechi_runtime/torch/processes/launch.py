@@ -184,9 +184,12 @@ def _cause(workers: Sequence[Worker], crash: CrashLog) -> BaechiError:
 
 
 def _end(workers: Sequence[Worker]) -> None:
-    """Ends whoever still runs, stopped ones too. They keep nothing that would have to be written."""
+    """Ends whoever still runs, stopped ones too, with all processes that a worker has started, unless it ended well: those of a script
+    may go on then, as without us. They keep nothing that would have to be written."""
     for worker in workers:
-        worker.process.kill()
+        if worker.process.poll() != 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.process.pid, signal.SIGKILL)
     for worker in workers:
         worker.process.wait()
         if worker.process.stderr is not None:
