@@ -13,6 +13,7 @@ from baechi_runtime.measure.device_speeds import Pace, note_on, speeds_of
 from baechi_runtime.torch.backend import TorchBackend
 from baechi_runtime.torch.cluster import with_measured_speeds
 from baechi_runtime.torch.lowering.devices import CpuDevice, available_cores
+from baechi_runtime.torch.lowering.link_player import play_pace
 from baechi_runtime.torch.processes.launch import run_workers
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 from tests.torch_steps import capture, make_step, scattered
@@ -77,6 +78,13 @@ def test_a_device_that_is_slower_gets_a_speed_and_a_note() -> None:
 def test_devices_that_share_a_core_are_not_compared() -> None:
     with ThreadExecutor([CpuDevice(0), Slow(len(available_cores()))]) as executor:
         assert with_measured_speeds(Cluster.uniform(2), executor) == (Cluster.uniform(2), ())
+
+
+def test_a_window_that_is_over_before_it_has_begun_has_a_pace() -> None:
+    """As of a thread that was held off."""
+    pace = play_pace(CpuDevice(0), 2, 0.0)
+    assert len(pace.wall_us) == 2
+    assert min(pace.wall_us) > 0
 
 
 def test_worker_processes_show_their_paces(capfd: pytest.CaptureFixture[str]) -> None:

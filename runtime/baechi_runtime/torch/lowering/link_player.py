@@ -151,11 +151,11 @@ def play_pace(device: TorchDevice, windows: int, window_seconds: float) -> Pace:
     matrix = torch.ones(SIDE[where.type], SIDE[where.type], device=where)
     wall_us, clock_us = [], []
     for _ in range(1 + windows):
-        mark, begin, done = device.mark(), time.perf_counter(), 0
-        while (spent := time.perf_counter() - begin) < window_seconds:
+        mark, begin, spent, done = device.mark(), time.perf_counter(), 0.0, 0
+        while spent < window_seconds or not done:  # held off, the thread may begin when the window is over
             torch.mm(matrix, matrix)
             device.synchronize()
-            done += 1
+            spent, done = time.perf_counter() - begin, done + 1
         end = device.mark()
         device.synchronize()
         wall_us.append(spent * 1e6 / done)
