@@ -16,6 +16,7 @@ from baechi_ext.simulate import Timeline, simulate
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers
 from baechi_runtime.torch.lowering.ops import TOKEN
 from baechi_runtime.torch.processes.channels import LostPeerError, Phase, PostedChannels, SharedChannels, channels_of
+from baechi_runtime.torch.processes.crash_log import CrashLog
 from baechi_runtime.torch.processes.lines import Lines, LostLineError
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from tests.build import cluster_of, graph_of
@@ -176,4 +177,17 @@ def test_descriptors_are_given_back() -> None:
     for one in pair:
         one._lines.close()
     del pair, one
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_memory_without_a_name_gives_its_descriptor_back() -> None:
+    """With the last note on a crash log, and where there is no room for it."""
+    before = set(os.listdir("/proc/self/fd"))
+    note = CrashLog.make(2).note(0, "op")
+    note(None)
+    del note
+    assert set(os.listdir("/proc/self/fd")) == before
+    lines = Lines.join(dist.HashStore(), 0, 1, SECONDS)
+    with pytest.raises((OSError, ValueError)):
+        lines.pages(1, 1 << 62, [])
     assert set(os.listdir("/proc/self/fd")) == before

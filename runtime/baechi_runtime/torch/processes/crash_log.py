@@ -9,6 +9,7 @@ import contextlib
 import mmap
 import os
 import secrets
+import weakref
 from collections.abc import Callable
 
 _HEAD, _ROW, _SIZE = 32, 168, 8
@@ -29,9 +30,8 @@ class CrashLog:
         size = _HEAD + workers * _ROW
         if not hasattr(os, "memfd_create"):
             return cls(memoryview(bytearray(size)), None)
-        descriptor = os.memfd_create(_NAME)
-        os.ftruncate(descriptor, size)
-        memory = memoryview(mmap.mmap(descriptor, size))
+        mapped, descriptor = nameless(_NAME, size)
+        memory = memoryview(mapped)
         token = secrets.token_hex(_HEAD // 2)
         memory[:_HEAD] = token.encode()
         return cls(memory, f"/proc/{os.getpid()}/fd/{descriptor}:{token}")
@@ -77,3 +77,16 @@ class CrashLog:
 
     def _row(self, rank: int) -> memoryview:
         return self._memory[_HEAD + rank * _ROW : _HEAD + (rank + 1) * _ROW]
+
+
+def nameless(title: str, size: int) -> tuple[mmap.mmap, int]:
+    """Memory of this many zeros, and the file without a name by which other processes may open it; it is closed with the memory."""
+    descriptor = os.memfd_create(title)
+    try:
+        os.ftruncate(descriptor, size)
+        memory = mmap.mmap(descriptor, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    weakref.finalize(memory, os.close, descriptor).atexit = False  # the system does that, and a forked process may have closed it before
+    return memory, descriptor

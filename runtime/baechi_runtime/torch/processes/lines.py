@@ -12,7 +12,6 @@ import os
 import select
 import struct
 import time
-import weakref
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ from pathlib import Path
 
 import torch
 from torch.distributed.distributed_c10d import Store
+
+from baechi_runtime.torch.processes.crash_log import nameless
 
 SHARED_MEMORY = "BAECHI_SHARED_MEMORY"
 """0: the workers of one machine send each other tensors over gloo, as those of several machines do."""
@@ -156,10 +157,8 @@ class Lines:
 
         Every worker has to ask. Raises LostLineError where a peer's memory can't be opened.
         """
-        own = os.memfd_create(f"baechi {channel}")
-        os.ftruncate(own, max(size, 1))
-        found = {self.rank: mmap.mmap(own, 0)}
-        weakref.finalize(found[self.rank], os.close, own)  # until then peers may open it
+        memory, own = nameless(f"baechi {channel}", max(size, 1))
+        found = {self.rank: memory}
         self.store.set(f"pages {channel} {self.rank}", str(own))
         for peer in peers:
             self.store.wait([f"pages {channel} {peer}"], timedelta(seconds=self.timeout_seconds))
