@@ -2,7 +2,14 @@
 
 import os
 
+import pytest
+import torch
+import torch.distributed as dist
+
+from baechi_ext.errors import ExecutionError
+from baechi_runtime.torch.processes import worker_group
 from baechi_runtime.torch.processes.environment import of_worker
+from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from tests.runtime.forked import Forked
 from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.workers import finish
@@ -42,6 +49,16 @@ def test_a_group_that_was_left_has_no_threads() -> None:
 
 def test_nobody_waits_for_the_threads_of_a_group_left_by_an_error() -> None:
     assert left(fails=True) == (0, "")
+
+
+def test_a_worker_that_met_the_others_and_is_not_heard_of_again_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setattr(worker_group, "_met", lambda timeout: (store, 0, 2))
+    monkeypatch.setattr(dist, "init_process_group", lambda **_: None)
+    for name, value in of_worker(0, 2, store.port).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ExecutionError, match=r"the workers could not meet at 127.0.0.1:\d+ within 0.5 s: .*every worker was started"):
+        WorkerGroup.join(0.5, torch.device("cpu"))
 
 
 def test_commands_that_were_answered_are_not_kept(workers: ForkedWorkers) -> None:

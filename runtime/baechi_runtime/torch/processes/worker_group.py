@@ -83,21 +83,21 @@ class WorkerGroup:
                 store, rank, size = _met(timeout)
                 store.set_timeout(timeout)
                 dist.init_process_group(store=PrefixStore("gloo", store), rank=rank, world_size=size, **backend)
+            own = PrefixStore("baechi", store)
+            with _through_the_store():
+                crash = _join_crash_log(own, rank, size)
+                quiet = heartbeat.listen(own, timeout_seconds) if rank else heartbeat.give(own)
+                if rank:
+                    leave_to_others()
+                local_size, tagged = int(os.environ.get("LOCAL_WORLD_SIZE", size)), device.type != "cuda"
+                shares = share_memory and tagged and 1 < local_size == size and os.environ.get(SHARED_MEMORY) != "0"
+                lines = Lines.join(own, rank, size, timeout_seconds) if shares else None
         except (RuntimeError, ValueError) as e:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise ExecutionError(
                 f"the workers could not meet at {address} within {timeout_seconds:g} s: {str(e).splitlines()[0]}; "
                 "check whether the port is free and every worker was started"
             ) from e
-        own = PrefixStore("baechi", store)
-        with _through_the_store():
-            crash = _join_crash_log(own, rank, size)
-            quiet = heartbeat.listen(own, timeout_seconds) if rank else heartbeat.give(own)
-            if rank:
-                leave_to_others()
-            local_size, tagged = int(os.environ.get("LOCAL_WORLD_SIZE", size)), device.type != "cuda"
-            shares = share_memory and tagged and 1 < local_size == size and os.environ.get(SHARED_MEMORY) != "0"
-            lines = Lines.join(own, rank, size, timeout_seconds) if shares else None
         return cls(rank, size, own, timeout_seconds, crash, local_size, tagged, lines=lines, process_group=dist.group.WORLD, quiet=quiet)
 
     def __enter__(self) -> "WorkerGroup":
