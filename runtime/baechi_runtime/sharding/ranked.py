@@ -35,7 +35,7 @@ from baechi_runtime.sharding.training import Strategy, reported, save
 from baechi_runtime.torch import backend as torch_backend
 from baechi_runtime.torch.backend import Captured, TorchBackend, normalises, parts_of, sizes_of_parts
 from baechi_runtime.torch.lowering.devices import TorchDevice
-from baechi_runtime.torch.lowering.random_state import as_it_was
+from baechi_runtime.torch.lowering.random_state import as_it_was, drawing_from, state_of
 from baechi_runtime.torch.measure import load_of_others
 from baechi_runtime.torch.parity import is_mean_of_parts, parity_of_parts, unplaced_results
 from baechi_runtime.torch.processes.executor import Further, ProcessExecutor
@@ -73,6 +73,7 @@ class _Worker:
         self.whole = Whole(step)
         self._rehearsed: dict[str, _Rehearsed] = {}
         self._loaded: dict[str, Loaded] = {}
+        self._random_states: dict[str, torch.Tensor] = {}
 
     @cached_property
     def processes(self) -> ShardBackend:
@@ -108,8 +109,11 @@ class _Worker:
             return replace(found, why_not=f"it would hold {as_size(held)} on each device, which has {as_size(limit)}")
         if found.step_us >= enough_us:
             return found
-        run = self.processes.load(self.whole, strategy).once
-        return replace(found, step_us=rehearsed_us(rehearsal, run, self.processes.device, partial(load_of_others, self.processes)))
+        loaded = self.processes.load(self.whole, strategy)
+        with torch.random.fork_rng(devices=()):
+            loaded.begin()  # else each process would drop out other numbers of one tensor
+            step_us = rehearsed_us(rehearsal, loaded.once, self.processes.device, partial(load_of_others, self.processes))
+        return replace(found, step_us=step_us)
 
     def checked(self, name: str) -> dict[str, Any] | Parity:
         """The parity of a sharded step; loss, gradients and new values of one step of torch's own, to be compared."""
@@ -117,15 +121,20 @@ class _Worker:
         return replica_results(name, self.whole.step) if parity is None else parity
 
     def load(self, name: str) -> None:
-        """Makes the engine's step, to be timed beside others."""
+        """Makes the engine's step, to be timed beside others, which draw random numbers on some of the processes alone: it draws from a
+        state of its own, the same on all of them."""
         self._loaded[name] = self._ready(name)
+        self._random_states[name] = torch.Generator().manual_seed(self.whole.step.seed).get_state()
 
     def _ready(self, name: str) -> Loaded:
         return self.processes.load(self.whole, self._rehearsed[name].strategy)
 
     def step(self, name: str) -> tuple[float, float]:
         """The loss of a step that is loaded, and the microseconds of the slowest process."""
-        return self._loaded[name].run()
+        with drawing_from(self._random_states[name], self.processes.device):
+            found = self._loaded[name].run()
+            self._random_states[name] = state_of(self.processes.device)
+        return found
 
     def run(self, name: str, whole_us: float) -> ShardReport:
         """The engine's steps, timed or trained by; rank 0's report counts."""

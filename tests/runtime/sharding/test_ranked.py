@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -156,6 +157,25 @@ def test_engines_are_predicted_beside_the_plan_that_runs(workers: ForkedWorkers)
     assert notes_of(report, "the best sharding of layers was not tried: no way to split it")
     assert notes_of(report, "the plan of auto", "of which a few steps took")
     assert report["losses"] == pytest.approx(eager_losses(4), rel=1e-5)
+
+
+def test_steps_of_an_engine_draw_the_same_numbers_on_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else a process draws between them: layers that are split drop out other numbers of one tensor otherwise."""
+    loaded = SimpleNamespace(run=lambda: (torch.rand(()).item(), 1.0))
+    monkeypatch.setattr(ranked._Worker, "_ready", lambda self, name: loaded)
+    monkeypatch.setattr(ranked._Worker, "processes", SimpleNamespace(device=torch.device("cpu")))
+    request = TrainRequest("gpt2", PlanRequest(), workers="process")
+    step = make_step("gpt2", ModelOptions(**SIZES), optimizer_spec("sgd", 0.1))
+    drawn = []
+    for rank in range(2):
+        worker = ranked._Worker(request, [], rank, step)
+        worker.load("pase")
+        torch.rand(1 + rank)
+        before = torch.get_rng_state()
+        drawn.append([worker.step("pase")[0] for _ in range(2)])
+        assert torch.equal(torch.get_rng_state(), before)
+    assert drawn[0] == drawn[1]
+    assert drawn[0][0] != drawn[0][1]
 
 
 class Labelled(nn.Module):
