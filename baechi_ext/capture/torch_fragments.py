@@ -76,6 +76,8 @@ class CapturedFragment:
     """Argument that the backward pass reads -> the outputs whose gradients it goes on with it."""
     saved_outputs: Mapping[int, frozenset[int]]
     """The same of outputs that it reads."""
+    gradients_of: Mapping[int, frozenset[int]]
+    """Op of the backward pass -> the outputs whose gradients it goes on with."""
     draws_on: "torch.device | None"
     """The device from whose generator it draws random numbers as the user's code runs it; None: it draws none."""
     devices: "tuple[torch.device, ...]"
@@ -359,7 +361,8 @@ class _FragmentsBuilder(_Builder):
         nodes, fragment = self.traced[k].nodes, self.fragments[k]
         state = {i: self.state_names[n] for i, n in enumerate(fragment.names) if n is not None}
         argument = {name: i for i, name in reversed(state.items())}
-        saved_args, saved_outputs = self._saved(k, argument)
+        read = self._read_for(k)
+        saved_args, saved_outputs = self._saved(k, argument, read)
         behind_outputs = {nodes.state[n] for n in _ancestors(nodes.outputs) if n in nodes.state}
         return CapturedFragment(
             forward_ops=forward_ops,
@@ -375,6 +378,7 @@ class _FragmentsBuilder(_Builder):
             made_from=self.traced[k].made_from,
             saved_args=saved_args,
             saved_outputs=saved_outputs,
+            gradients_of={v: read[node] for v in backward_ops if (node := self.bound[v].node) in read},
             draws_on=next(iter(self.traced[k].drawn_on), None),
             devices=self.traced[k].devices,
             homes=frozenset((*self.traced[k].devices, *(a.device for a in fragment.args))),
@@ -382,21 +386,28 @@ class _FragmentsBuilder(_Builder):
             normalised=self.traced[k].normalised,
         )
 
-    def _saved(self, k: int, argument: Mapping[str, int]) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+    def _read_for(self, k: int) -> "dict[fx.Node | None, frozenset[int]]":
+        """Node of the backward pass -> the outputs whose gradients it goes on with."""
+        nodes = self.traced[k].nodes
+        behind, found = _outputs_behind(nodes), dict[Any, frozenset[int]]()
+        for node in reversed(nodes.calls):
+            if node not in self.forward[k]:
+                # What is made without a gradient, as a weight's transpose, is read where one comes to it.
+                found[node] = behind[node] or frozenset().union(*(found.get(user, frozenset()) for user in node.users))
+        return found
+
+    def _saved(
+        self, k: int, argument: Mapping[str, int], read_for: "Mapping[fx.Node | None, frozenset[int]]"
+    ) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
         """The arguments and outputs that the backward pass reads, which nobody may change in between; see CapturedFragment."""
         nodes = self.traced[k].nodes
         args: defaultdict[int, frozenset[int]] = defaultdict(frozenset)
         outputs: defaultdict[int, frozenset[int]] = defaultdict(frozenset)
-        behind = _outputs_behind(nodes)
         plain = {self.home[n][0]: i for n, i in nodes.plain.items() if n in self.home}
         returned = {self._base(n): i for i, n in enumerate(nodes.outputs)}
         written = {self.state_names[n] for n in nodes.buffer_values}
-        for node in reversed(nodes.calls):
-            if node in self.forward[k]:
-                continue
-            # What is made without a gradient, as a weight's transpose, is read where one comes to it.
-            reading = behind[node] = behind[node] or frozenset().union(*(behind.get(user, frozenset()) for user in node.users))
-            for read in node.all_input_nodes:
+        for node, reading in read_for.items():
+            for read in () if node is None else node.all_input_nodes:
                 base = self._base(read)
                 if isinstance(base, str):
                     if base not in written:

@@ -75,6 +75,46 @@ def test_a_script_prints_the_same_on_worker_processes(workers: ForkedWorkers, na
     assert "cpu:0, cpu:1" in err
 
 
+OTHER_MODULES = """
+import torch
+from torch import nn
+
+class Logged(nn.Module):  # the norm of what it returns beside has no derivative at 0
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(16, 32, bias=False), nn.Linear(16, 32, bias=False)
+        self.head = nn.Linear(64, 8)
+
+    def forward(self, x):
+        h = torch.tanh(torch.cat([self.left(x), self.right(x)], 1))
+        return self.head(h), h.square().sum(1).sqrt()
+
+torch.manual_seed(3)
+model = MODEL()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    x = torch.randn(12, 16)
+    x[0] = 0.0 if step == 4 else x[0]
+    values, other = model(x)
+    loss = values.square().mean().sqrt()
+    loss.backward()
+    print(step, f"{loss.item():.17g}", *(f"{p.grad.abs().sum().item():.17g}" for p in model.parameters()))
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("model", ["Logged"])
+def test_other_modules_compute_the_same_on_worker_processes(tmp_path: Path, workers: ForkedWorkers, model: str) -> None:
+    script = tmp_path / "other.py"
+    script.write_text(OTHER_MODULES.replace("MODEL()", f"{model}()"))
+    codes, out, err = workers.finish(BAECHI, 2, *PLACED, str(script))
+    assert codes == [0, 0], err
+    assert out == printed(script)
+    assert "nan" not in out
+    assert "cpu:0, cpu:1" in err
+
+
 COUNTED = """
 import os
 import threading

@@ -93,3 +93,42 @@ def test_heads_on_one_body_have_one_pass_unless_it_is_retained(*, is_placed: boo
     left.sum().backward()
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         right.sum().backward()
+
+
+class Logged(nn.Module):
+    """Returns its loss's input, and a norm that has no derivative at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(6, 8, bias=False), nn.Linear(6, 8, bias=False), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(torch.cat([self.left(x), self.right(x)], 1))
+        return self.head(h), h.square().sum(1).sqrt()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_runs_back_from_an_output_that_the_loss_leaves_out(parts: int, seed: int) -> None:
+    """Zeros times an infinite derivative are no zeros."""
+
+    def train(model: nn.Module) -> list[Tensor]:
+        optimizer, data = torch.optim.SGD(model.parameters(), 0.1), torch.Generator().manual_seed(1)
+        for step in range(6):
+            x = torch.randn(4, 6, generator=data)
+            x[0] = 0.0 if step == 4 else x[0]
+            values, norms = model(x)
+            loss = values.logsumexp(1).mean()
+            (loss if step % 2 == 0 else loss + norms.mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return list(model.parameters())
+
+    torch.manual_seed(0)
+    model = Logged()
+    expected = train(copy.deepcopy(model))
+    placed = place(model, microbatches=parts, seed=seed, verify_steps=0)
+    assert all(torch.isfinite(p).all() for p in expected)
+    for found, parameter in zip(train(placed), expected, strict=True):
+        torch.testing.assert_close(found, parameter)
+    assert report(placed).placed_steps == 5

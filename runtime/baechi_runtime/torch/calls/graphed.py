@@ -28,7 +28,8 @@ from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Slots
 from baechi_runtime.torch.streams.executor import StreamExecutor, WalkTogether
 from baechi_runtime.torch.streams.step_graph import why_not_captured
-from baechi_runtime.torch.streams.walk import WARM_UP_STEPS
+from baechi_runtime.torch.streams.walk import WARM_UP_STEPS, Walk
+from baechi_runtime.torch.threads.executor import RunTogether
 
 _MOST_CAPTURES = 3
 """Parameters that move more often are taken to move with every step."""
@@ -53,6 +54,8 @@ class _Graphs:
     slots: list[Slots] = field(default_factory=list)
     tangents: list[Tensor] = field(default_factory=list)
     backward: Callable[[], None] | None = None
+    skipped: frozenset[int] = frozenset()
+    """The ops that the backward pass is without."""
     gradients: dict[str | int, Tensor] = field(default_factory=dict)
 
 
@@ -80,9 +83,14 @@ class GraphedFragment(PhasedFragment):
         super()._load()
         self._graphs = None
 
+    def _walk(self, phase: int, skipped: frozenset[int] = frozenset()) -> Walk:
+        return cast(WalkTogether, self._together_without(phase, skipped)).walk
+
     @property
-    def _walks(self) -> list[WalkTogether]:
-        return cast(list[WalkTogether], self._together)
+    def _is_warm(self) -> bool:
+        backward = (self._together[1], *self._skipping.values())
+        runs = max(cast(WalkTogether, together).walk.runs for together in backward)
+        return min(runs, self._walk(0).runs) >= WARM_UP_STEPS
 
     def forward(self, args: Sequence[Tensor]) -> tuple[list[Tensor], list[Slots], StepTimes]:
         """See Phases."""
@@ -99,25 +107,25 @@ class GraphedFragment(PhasedFragment):
                 outputs = [output.clone() for output in graphs.outputs]
             kept = _Kept(slots.copy() for slots in graphs.slots)
             self._kept = weakref.ref(kept)
-            return outputs, kept, self._watch.times(0, begin_ns, self._walks[0].walk.busy_us)
+            return outputs, kept, self._watch.times(0, begin_ns, self._walk(0).busy_us)
 
     def backward(self, tangents: Sequence[Tensor | None], kept: list[Slots]) -> tuple[dict[int, Tensor], StepTimes]:
         """See Phases."""
         with self._lock:
-            graphs = self._graphs
+            graphs, skipped = self._graphs, self._not_reached_from(tangents)
             if graphs is None or self._kept is None or self._kept() is not kept:
                 return super().backward(tangents, kept)  # of a call op by op, or to be run once more (retain_graph=True)
             self._kept = None
-            if graphs.backward is None:
-                self._capture_backward(graphs)
-            if graphs.backward is None:
+            if graphs.backward is None and self._walk(1, skipped).runs >= WARM_UP_STEPS:
+                self._capture_backward(graphs, skipped)
+            if graphs.backward is None or graphs.skipped != skipped:
                 return super().backward(tangents, kept)
             for own, given in zip(graphs.tangents, tangents, strict=True):
                 own.zero_() if given is None else own.copy_(given)
             begin_ns = time.monotonic_ns()
             with self._amid_the_callers_work():
                 graphs.backward()
-            times = self._watch.times(1, begin_ns, self._walks[1].walk.busy_us)
+            times = self._watch.times(1, begin_ns, self._walk(1, skipped).busy_us)
             kept.clear()
             return {self._argument_of[name]: value for name, value in _copies(graphs.gradients).items()}, times
 
@@ -135,8 +143,7 @@ class GraphedFragment(PhasedFragment):
     def _graphs_for(self, args: Sequence[Tensor]) -> _Graphs | None:
         """The graphs for a call with these arguments; None where it has to run op by op."""
         waiting = self._kept is not None and self._kept() is not None
-        warm = all(together.walk.runs >= WARM_UP_STEPS for together in self._walks)
-        if self.why_not or waiting or not warm or not self._watch.is_off:
+        if self.why_not or waiting or not self._is_warm or not self._watch.is_off:
             return None
         addresses = tuple(args[i].data_ptr() for i in self._part.state)
         graphs = self._graphs
@@ -161,31 +168,32 @@ class GraphedFragment(PhasedFragment):
                 for own in self._programs:
                     cast(CudaDevice, own[0]).take_turn()
                     graphs.slots.append(self._filled(*own, args))
-                self._walks[0].walk.give(graphs.slots)
+                self._walk(0).give(graphs.slots)
                 graphs.outputs = list(self._step.outputs)
                 for own, slots in zip(self._programs, graphs.slots, strict=True):
                     cast(CudaDevice, own[0]).take_turn()
                     self._write_buffers(*own, slots, args)
 
-        graphs.forward = self._captured(0, work)
+        graphs.forward = self._captured(self._together[0], work)
         return None if graphs.forward is None else graphs
 
-    def _capture_backward(self, graphs: _Graphs) -> None:
+    def _capture_backward(self, graphs: _Graphs, skipped: frozenset[int]) -> None:
+        graphs.skipped = skipped
         differentiable = zip(graphs.outputs, self._part.differentiable, strict=True)
         graphs.tangents = [torch.empty_like(output) for output, is_differentiable in differentiable if is_differentiable]
 
         def work() -> None:
             self._step.tangents = graphs.tangents
-            self._walks[1].walk.give([slots.copy() for slots in graphs.slots])
+            self._walk(1, skipped).give([slots.copy() for slots in graphs.slots])
             graphs.gradients = dict(self._step.gradients)
 
-        graphs.backward = self._captured(1, work)
+        graphs.backward = self._captured(self._together_without(1, skipped), work)
 
-    def _captured(self, phase: int, work: Callable[[], None]) -> Callable[[], None] | None:
+    def _captured(self, together: RunTogether, work: Callable[[], None]) -> Callable[[], None] | None:
         """The graph of a pass; None where it can be none, and `why_not` says why."""
         settle(self._executor.devices)
         try:
-            return self._walks[phase].captured(work, self._origin)
+            return cast(WalkTogether, together).captured(work, self._origin)
         except (RuntimeError, OpError) as e:
             cause = e.cause if isinstance(e, OpError) else e
             self.why_not = (str(cause).splitlines() or [type(cause).__name__])[0]

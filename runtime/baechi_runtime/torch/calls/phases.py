@@ -24,8 +24,10 @@ from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Lowering, Slots, StepContext
 from baechi_runtime.torch.lowering.program import in_phases
 from baechi_runtime.torch.lowering.random_state import drawing_from, set_state, state_of
-from baechi_runtime.torch.threads.executor import ThreadExecutor
+from baechi_runtime.torch.threads.executor import RunTogether, ThreadExecutor
 from baechi_runtime.torch.threads.step_recorder import DeviceLog
+
+_NONE = frozenset[int]()
 
 
 class Watch:
@@ -77,6 +79,8 @@ class Phases(ABC):
         self._plain = tuple((i, part.first_input + i) for i in range(part.num_args) if i not in part.state)
         self._argument_of: dict[str | int, int] = {**argument, **{number: i for i, number in self._plain}}
         """A gradient's key in the step -> the argument."""
+        self._unreached: dict[frozenset[int], frozenset[int]] = {}
+        """Outputs that gradients came for -> the ops of the backward pass that none of these comes to."""
         self._programs: list[tuple[TorchDevice, list[LoweredProgram], list[tuple[int, int]]]] = []
         """The devices of this process: each with its programs of both phases, and the (slot, argument) of what these read."""
 
@@ -102,7 +106,7 @@ class Phases(ABC):
             try:
                 kept = [self._filled(*own, args) for own in self._programs]
                 begin_ns = self._begin(0)
-                busy_us = self._run(0, kept, args)
+                busy_us = self._run(0, kept, args, _NONE)
                 outputs = self._outputs()
                 return outputs, kept, self._watch.times(0, begin_ns, busy_us)
             finally:
@@ -110,12 +114,13 @@ class Phases(ABC):
                 self._step.forget()
 
     def backward(self, tangents: Sequence[Tensor | None], kept: list[Slots]) -> tuple[dict[int, Tensor], StepTimes]:
-        """The gradients by argument, from those of the differentiable outputs; uses up `kept`. Raises as `forward` does."""
+        """The gradients by argument, from those of the differentiable outputs; uses up `kept`. Where some outputs have none, ops that are
+        only behind these do not run: their derivatives may be infinite, and zeros times that no zeros. Raises as `forward` does."""
         with self._lock, without_autocast():
             self._step.tangents = tangents
             try:
                 begin_ns = self._begin(1)
-                busy_us = self._run(1, kept, ())
+                busy_us = self._run(1, kept, (), self._not_reached_from(tangents))
                 gradients = {self._argument_of[name]: value for name, value in self._gradients().items()}
                 return gradients, self._watch.times(1, begin_ns, busy_us)
             finally:
@@ -131,9 +136,20 @@ class Phases(ABC):
     def _begin(self, phase: int) -> int:
         """Begin a phase; returns the time in nanoseconds."""
 
+    def _not_reached_from(self, tangents: Sequence[Tensor | None]) -> frozenset[int]:
+        """The ops of the backward pass that none of the gradients comes to."""
+        if all(t is not None for t in tangents):
+            return _NONE
+        part = self._part
+        outputs = (i for i, is_differentiable in enumerate(part.differentiable) if is_differentiable)
+        used = frozenset(i for i, t in zip(outputs, tangents, strict=True) if t is not None)
+        if used not in self._unreached:
+            self._unreached[used] = frozenset(v for v, outputs in part.gradients_of.items() if outputs and outputs.isdisjoint(used))
+        return self._unreached[used]
+
     @abstractmethod
-    def _run(self, phase: int, kept: list[Slots], args: Sequence[Tensor]) -> tuple[float, ...]:
-        """Run the programs of a phase, and bring buffers up to date; for how long each device was busy."""
+    def _run(self, phase: int, kept: list[Slots], args: Sequence[Tensor], skipped: frozenset[int]) -> tuple[float, ...]:
+        """Run the programs of a phase without these ops, and bring buffers up to date; for how long each device was busy."""
 
     @abstractmethod
     def _outputs(self) -> list[Tensor]:
@@ -190,8 +206,20 @@ class PhasedFragment(Phases):
         exchange = self._executor.exchange(self._timeline)
         context = StepContext(self._timeline.graph, self._call.binding, self._step, exchange, {}, state_in_slots=True)  # type: ignore[arg-type]
         self._lower(context, [exchange, exchange], list(enumerate(devices)))
-        programs = [[programs[phase] for _, programs, _ in self._programs] for phase in range(2)]
-        self._together = [self._executor.together(self._timeline, exchange, of_phase) for of_phase in programs]
+        self._exchange, self._skipping = exchange, dict[frozenset[int], RunTogether]()
+        self._together = [self._run_together(phase) for phase in range(2)]
+
+    def _run_together(self, phase: int, skipped: frozenset[int] = _NONE) -> RunTogether:
+        programs = [programs[phase].skipping(skipped) if skipped else programs[phase] for _, programs, _ in self._programs]
+        return self._executor.together(self._timeline, self._exchange, programs)
+
+    def _together_without(self, phase: int, skipped: frozenset[int]) -> RunTogether:
+        """The function that runs a phase's programs; of the backward pass, without these ops."""
+        if not skipped:
+            return self._together[phase]
+        if skipped not in self._skipping:
+            self._skipping[skipped] = self._run_together(phase, skipped)
+        return self._skipping[skipped]
 
     def _begin(self, phase: int) -> int:
         """Wait for the caller's earlier work on CUDA devices, too."""
@@ -205,10 +233,10 @@ class PhasedFragment(Phases):
         devices = self._part.homes.union(own.torch_device for own, _, _ in self._programs)
         return [torch.cuda.current_stream(device) for device in devices if device.type == "cuda"]
 
-    def _run(self, phase: int, kept: list[Slots], args: Sequence[Tensor]) -> tuple[float, ...]:
+    def _run(self, phase: int, kept: list[Slots], args: Sequence[Tensor], skipped: frozenset[int]) -> tuple[float, ...]:
         try:
             with self._drawing_as_written():
-                busy = self._together[phase](kept)
+                busy = self._together_without(phase, skipped)(kept)
         except BaseException:
             self._load()  # the boxes of an aborted step are useless
             raise

@@ -40,7 +40,7 @@ from baechi_runtime.torch.calls.placing import place_call
 from baechi_runtime.torch.lowering.autocast import without_autocast
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers
 from baechi_runtime.torch.lowering.op_error import OpError
-from baechi_runtime.torch.lowering.ops import Slots, StepContext
+from baechi_runtime.torch.lowering.ops import LoweredProgram, Slots, StepContext
 from baechi_runtime.torch.processes.channels import LostPeerError, Phase, channels_of
 from baechi_runtime.torch.processes.environment import is_worker, worker_place
 from baechi_runtime.torch.processes.executor import ProcessExecutor, RankCapture, follow
@@ -269,6 +269,7 @@ class WorkerFragment(Phases):
     def _load(self) -> None:
         """All workers load a fragment at the same time."""
         self._calls = 0
+        self._skipping: dict[frozenset[int], LoweredProgram] = {}
         group, device, timeline, binding, part = self._workers.group, self._workers.device, self._timeline, self._call.binding, self._part
         phases = [Phase(part.forward_ops, self._within), Phase(part.backward_ops, self._within)]
         forward, backward = self._channels = [channels_of(timeline, binding, group, device, phase) for phase in phases]
@@ -281,7 +282,7 @@ class WorkerFragment(Phases):
         self._watch.begin(phase, lambda _, begin: begin())
         return time.monotonic_ns()
 
-    def _run(self, phase: int, kept: list[Slots], args: Sequence[Tensor]) -> tuple[float, ...]:
+    def _run(self, phase: int, kept: list[Slots], args: Sequence[Tensor], skipped: frozenset[int]) -> tuple[float, ...]:
         """Bring the random state up to date, too."""
         workers, (slots,), (_, programs, _) = self._workers, kept, self._programs[0]
         self._agree(phase, args)
@@ -289,7 +290,7 @@ class WorkerFragment(Phases):
         try:
             for post in self._channels[phase].at_start:
                 post(slots)
-            programs[phase].run(slots)
+            self._program(programs, phase, skipped).run(slots)
             self._channels[phase].finish()
         except OpError as e:
             raise ExecutionError(e.explain(workers.device.name, self._timeline.graph)) from e.cause
@@ -305,6 +306,13 @@ class WorkerFragment(Phases):
             (state,) = workers.share([torch.get_rng_state()], [torch.get_rng_state()], self._seeded[phase])
             torch.set_rng_state(state)
         return (busy_us,)
+
+    def _program(self, programs: Sequence[LoweredProgram], phase: int, skipped: frozenset[int]) -> LoweredProgram:
+        if not skipped:
+            return programs[phase]
+        if skipped not in self._skipping:
+            self._skipping[skipped] = programs[phase].skipping(skipped)
+        return self._skipping[skipped]
 
     def _agree(self, phase: int, args: Sequence[Tensor]) -> None:
         if phase == 1:

@@ -5,7 +5,7 @@ profiling and accounting see op by op what the step runs.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from typing import Any, Protocol, cast
@@ -39,6 +39,8 @@ class Segment:
     views: tuple[Action, ...]
     compute: Action
     after: tuple[Action, ...]
+    skip: Action | None = None
+    """Fills with zeros what `compute` would; None where an op makes no tensors."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class LoweredProgram:
         """All instructions in order, each with its op; None in the epilogue."""
         of_ops = ((s.op, action) for s in self.segments for action in (*s.arrivals, *s.views, s.compute, *s.after))
         return (*of_ops, *((None, action) for action in self.epilogue))
+
+    def skipping(self, ops: Collection[int]) -> "LoweredProgram":
+        """The program without what these ops compute: their readers find zeros."""
+        segments = (replace(s, compute=s.skip) if s.op in ops and s.skip is not None else s for s in self.segments)
+        return replace(self, segments=tuple(segments))
 
     def run(self, slots: Slots | None = None) -> Slots:
         """One step of this program, on what earlier programs of the device left in `slots`; the slots hold what is left: the loss and
@@ -156,7 +163,7 @@ class Lowering:
                     compute = self._compute(v)
                     frees = self._free([view for view in bound[v].views if last_use.get(view) == v])
                     arrivals = (*context.pre_hooks.get(v, ()), *coming)
-                    segments.append(Segment(v, arrivals, views, compute, frees))
+                    segments.append(Segment(v, arrivals, views, compute, frees, self._skip(v)))
                     coming = []
                 case Send(tensor=t, target=target):
                     segments[-1] = replace(segments[-1], after=(*segments[-1].after, self._send(t, target)))
@@ -249,6 +256,23 @@ class Lowering:
         if isinstance(bound.node.meta["val"], (tuple, list)):
             return self._call(bound.node, {int(key[1].rsplit(":", 1)[1]): self._slot_of_key(key) for key in self._keys_of.get(v, ())})
         return self._call(bound.node)
+
+    def _skip(self, v: int) -> Action | None:
+        """Fills the slots of a call's op with zeros."""
+        node = self.context.binding.ops[v].node
+        if node is None or self._has_loss:
+            return None
+        value, device = node.meta["val"], self.device.torch_device
+        if isinstance(value, (tuple, list)):
+            places = [(self._slot_of_key(key), value[int(key[1].rsplit(":", 1)[1])]) for key in self._keys_of.get(v, ())]
+        else:
+            places = [(self._slot(node), value)]
+
+        def skip(slots: Slots) -> None:
+            for slot, like in places:
+                slots[slot] = torch.zeros(like.shape, dtype=like.dtype, device=device, layout=like.layout)
+
+        return skip
 
     @property
     def _has_loss(self) -> bool:
