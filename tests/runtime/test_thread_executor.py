@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -99,6 +100,59 @@ def test_a_device_that_does_not_answer_is_named_after_the_time_out() -> None:
         with pytest.raises(ExecutionError, match=r"device cpu:1 did not answer within 0\.3 s; raise --timeout"):
             executor.run_all([lambda: None, release.wait], on_failure=lambda: None)
         release.set()
+
+
+def test_what_two_threads_run_on_all_devices_does_not_wait_for_each_other() -> None:
+    """Both run tasks that wait for each other; the second thread's come while the first one has given a task to one device alone."""
+    given, results = threading.Event(), {}
+
+    def together(meet: threading.Barrier) -> list[Callable[[], int]]:
+        return [lambda: meet.wait(20), lambda: meet.wait(20)]
+
+    def second() -> None:
+        tasks = together(threading.Barrier(2))
+
+        def last() -> Iterator[Callable[[], int]]:
+            yield tasks[0]
+            yield tasks[1]
+            given.set()
+
+        results["second"] = executor.run_all(last(), on_failure=lambda: None)
+
+    def in_between() -> Iterator[Callable[[], int]]:
+        first, then = together(threading.Barrier(2))
+        yield first
+        other.start()
+        given.wait(1.0)  # with a turn for each it is not given before this one has ended
+        yield then
+
+    other = threading.Thread(target=second)
+    with ThreadExecutor(cpu_devices(2), timeout_seconds=60) as executor:
+        results["first"] = executor.run_all(in_between(), on_failure=lambda: None)
+        other.join()
+    assert {name: sorted(found) for name, found in results.items()} == {"first": [0, 1], "second": [0, 1]}
+
+
+def test_what_runs_on_all_devices_waits_while_another_thread_keeps_some_busy() -> None:
+    step = make_step("tied")
+    graph, binding = capture(step)
+    timeline = simulate(graph, Cluster.uniform(1), [0] * len(graph))
+    began, meet, found = threading.Event(), threading.Barrier(2), []
+
+    def run() -> None:
+        began.set()
+        found.append(sorted(executor.run_all([lambda: meet.wait(20), lambda: meet.wait(20)], on_failure=lambda: None)))
+
+    other = threading.Thread(target=run)
+    with ThreadExecutor(cpu_devices(2), timeout_seconds=60) as executor:
+        with executor.keep_busy(1, timeline, binding, step):
+            other.start()
+            began.wait()
+            other.join(1.0)
+            assert executor.call(0, lambda: "profiled") == "profiled"  # it was behind the other's task, which waits for device 1
+            executor.run_all([lambda: 1], on_failure=lambda: None)  # of the same thread
+        other.join()
+    assert found == [[0, 1]]
 
 
 def test_an_interrupted_run_stops_the_devices_and_leaves_no_answer_behind() -> None:

@@ -13,6 +13,7 @@ from baechi_ext.capture.parts import NORMALISED, Parts, shared_sizes
 from baechi_ext.capture.torch_counts import with_counts
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
 from baechi_ext.capture.torch_parts import capture_parts, require_parts_may_differ
+from baechi_ext.cost import Profile
 from baechi_ext.errors import CaptureError, ExecutionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.measured import MeasuredStep
@@ -41,6 +42,7 @@ from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from baechi_runtime.torch.profiler import FULL, ProfileOptions, profile_step
 from baechi_runtime.torch.streams.executor import executor_of
 from baechi_runtime.torch.streams.step_graph import CudaRecorder
+from baechi_runtime.torch.threads.executor import ThreadExecutor
 
 T = TypeVar("T")
 
@@ -182,7 +184,13 @@ def costed(
 ) -> backend.Captured:
     """See drivers.costing.costed; costs are measured on device 0 by running `step`, a TrainingStep or a CallStep. Raises ExecutionError."""
     names, clock = [d.name for d in executor.devices], executor.devices[0].clock_name
-    return costing.costed(request, with_counts(graph, binding), names, clock, lambda: profile_step(executor, graph, binding, step, options))
+
+    def measured() -> Profile:
+        # Another module may train in a thread of its own.
+        with executor.alone() if isinstance(executor, ThreadExecutor) else contextlib.nullcontext():
+            return profile_step(executor, graph, binding, step, options)
+
+    return costing.costed(request, with_counts(graph, binding), names, clock, measured)
 
 
 def kind_of_executor(request: TrainRequest) -> str:
