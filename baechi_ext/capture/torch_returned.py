@@ -23,14 +23,15 @@ class Returned:
     output: int | None = None
     argument: int | None = None
     view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
-    """Where it looks at a part of that tensor's memory: sizes, strides, offset."""
+    """Where it looks at a part of that tensor's memory: sizes, strides, offset from where that one begins."""
     detached: bool = False
 
     def of(self, outputs: "Sequence[torch.Tensor]", args: "Sequence[torch.Tensor]") -> "torch.Tensor":
         """The value; a view is a view of the very tensor, to autograd as well."""
         value = args[self.argument] if self.output is None else outputs[self.output]  # type: ignore[index]
         if self.view is not None:
-            value = value.as_strided(*self.view)
+            sizes, strides, offset = self.view
+            value = value.as_strided(sizes, strides, value.storage_offset() + offset)
         return value.detach() if self.detached else value
 
 
@@ -110,5 +111,5 @@ def _view_of(value: "torch.Tensor", base: "torch.Tensor", **source: int) -> Retu
         raise CaptureError(
             f"a fragment returns a {value.dtype} view of memory that it was given, or returns, as {base.dtype}; return a copy (.clone())"
         )
-    view = (tuple(value.shape), tuple(value.stride()), int(value.storage_offset()))
+    view = (tuple(value.shape), tuple(value.stride()), int(value.storage_offset() - base.storage_offset()))
     return Returned(**source, view=view, detached=base.requires_grad and not value.requires_grad)

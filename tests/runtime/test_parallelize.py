@@ -141,6 +141,19 @@ def test_calls_under_way_at_the_same_time() -> None:
             second.backward()
 
 
+@pytest.mark.parametrize("verify_steps", [0, 2])
+def test_returned_views_are_of_the_rows_that_a_call_was_given(verify_steps: int) -> None:
+    """Batches as slices of one tensor differ in where they begin alone."""
+    model = Answers(lambda a, b, x: (a, x[:, 1:4], b[1:], b.T))
+    placed, data = place(copy.deepcopy(model), verify_steps=verify_steps), torch.randn(20, 6)
+    for k in range(4):
+        rows = data[5 * k : 5 * k + 5]
+        for found, expected in zip(placed(rows), model(rows), strict=True):
+            torch.testing.assert_close(found, expected)
+        assert placed(rows)[1].data_ptr() == rows[:, 1:].data_ptr()
+    assert report(placed).placed_steps == 7
+
+
 def test_what_changes_between_a_call_and_its_backward_is_an_error() -> None:
     placed, x = place(Answers(SHAPES["tensor"]), verify_steps=0), torch.randn(5, 6)
     placed(x).sum().backward()
