@@ -133,8 +133,8 @@ def test_a_call_of_several_fragments_is_compared(run: Run, tmp_path: Path, way: 
         "import random, torch\ntorch.manual_seed(0)\nrandom.seed(0)\n"
         "class Net(torch.nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n        self.a, self.b = torch.nn.Linear(40, 40), torch.nn.Linear(40, 40)\n"
-        f"    def forward(self, x):\n        y = self.a(x)\n        return self.b(y) if {way} else self.b(y * 2)\n"
-        "Net()(torch.ones(3, 40)).sum().backward()\nprint('goes on')\n"
+        f"    def forward(self, module):\n        y = self.a(module)\n        return self.b(y) if {way} else self.b(y * 2)\n"
+        "Net()(module=torch.ones(3, 40)).sum().backward()\nprint('goes on')\n"
     )
     flags = ["--placement_methods=m_topo", "--num_steps=3", "--comm_cost_coeffs=0.001,50", "--json"]
     code, out, err = run("compare", *flags, path)

@@ -224,6 +224,15 @@ def test_fragments_of_one_call_have_one_plan(tmp_path: Path) -> None:
     assert {"0", "1"} <= prefixes
 
 
+def test_forward_may_call_an_argument_module(tmp_path: Path) -> None:
+    path = tmp_path / "named.py"
+    text = ODD.replace("HEAD", "").replace("FORWARD", "y = y * module").replace("forward(self, x)", "forward(self, x, module)")
+    path.write_text(text.replace("model(torch.randn(8, 20))", "model(torch.randn(8, 20), module=torch.full((), 2.0))"))
+    printed, run = placed(path)
+    assert printed == unplaced(path)
+    assert sum(placed_calls(run)) == 4
+
+
 def test_what_is_set_up_at_first_use_is_placed(tmp_path: Path) -> None:
     path = tmp_path / "lazy.py"
     lines = ["if not hasattr(self, 'table'):", "    self.table = torch.arange(40.0)", "y = y + self.table"]

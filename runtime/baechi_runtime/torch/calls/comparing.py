@@ -69,7 +69,7 @@ def compare_script(request: CompareRequest, path: str, arguments: tuple[str, ...
         begun = True
         return partial(call, module)
 
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> None:
         compare = partial(_compared, request, workers, script.name, module, args, kwargs)
         comparison.end_script(type(module).__name__, compare)
 

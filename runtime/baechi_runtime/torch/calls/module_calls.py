@@ -44,7 +44,7 @@ def outermost_calls(runner: Callable[[nn.Module, Call], Call]) -> Iterator[None]
     """
     plain, inside = nn.Module.__call__, threading.local()
 
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling() or getattr(inside, "now", False) or inside_backward():
             return plain(module, *args, **kwargs)
         inside.now = True
