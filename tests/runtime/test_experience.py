@@ -29,6 +29,29 @@ def test_placing_pays_where_it_saves_more_than_setting_it_up_again_takes(tmp_pat
     assert experience.why_not() == ("" if pays else why)
 
 
+class Unwilling(nn.Linear):
+    def extra_repr(self) -> str:
+        raise ValueError("it has no description yet")
+
+
+def test_of_a_module_that_can_not_be_described_nothing_is_known(tmp_path: Path) -> None:
+    request = TrainRequest("a script", pipeline.PlanRequest(), cache=tmp_path)
+    experience = Experience(request, cpu_devices(2), Unwilling(3, 3), ((torch.ones(2, 3),), {}))
+    experience.keep(Verdict(False, "it is too small"))
+    assert experience.why_not() == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_buffers_without_shapes_wait_for_the_first_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
+    model = nn.Sequential(nn.Linear(600, 900), nn.LazyBatchNorm1d(affine=False), nn.Linear(900, 600))
+    baechi_ext.parallelize(model, devices=2, method="single")
+    for _ in range(4):
+        model(torch.ones(128, 600)).sum().backward()
+    assert "its parameters had no shapes yet" in call_of(model).session.unplaced
+    assert baechi_ext.report(model).placed_steps + baechi_ext.report(model).setup_seconds > 0
+
+
 def test_a_verdict_leaves_out_what_the_next_run_finds_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
     model = nn.Sequential(nn.Linear(600, 900), nn.Tanh(), nn.Linear(900, 600))

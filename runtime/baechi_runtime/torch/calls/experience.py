@@ -20,6 +20,7 @@ from baechi_ext.ir.op_graph import OpGraph
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.cache_folder import find_entry, keep_entry, key_of
 from baechi_runtime.host.host_memory import usable_bytes
+from baechi_runtime.host.interrupts import raise_if_asked_for
 from baechi_runtime.host.processor import processor
 from baechi_runtime.measure.samples import Number
 from baechi_runtime.report.tables import as_time
@@ -50,8 +51,14 @@ class Experience:
     """The verdict on one module's calls, in a cache's folder."""
 
     def __init__(self, request: TrainRequest, devices: Sequence[TorchDevice], module: nn.Module, arguments: tuple[Any, Any]) -> None:
-        self._folder = request.cache
-        self._key = "" if request.cache is None else verdict_key(request.choices(), devices, _parts(module, arguments))
+        self._folder, self._key = request.cache, ""
+        if request.cache is None:
+            return
+        try:
+            self._key = verdict_key(request.choices(), devices, _parts(module, arguments))
+        except Exception as e:  # noqa: BLE001 - a user's own code is asked, such as extra_repr, and may raise anything
+            raise_if_asked_for(e)
+            self._folder = None
 
     def why_not(self) -> str:
         """Why placing would not pay, by an earlier run; empty where that is not known."""

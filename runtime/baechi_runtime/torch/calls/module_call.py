@@ -39,7 +39,7 @@ class ModuleCall:
         self._compiled = traced(module, self.session.backend)
         self._is_first = True
         self._lazy = True
-        """True while parameters may still lack their shapes."""
+        """True while parameters or buffers may still lack their shapes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         session, why = self.session, self._why_not()
@@ -124,8 +124,8 @@ def has_gradients(value: Any) -> bool:
 
 
 def has_no_shapes(module: nn.Module) -> bool:
-    """True if parameters lack their shapes until the first call."""
-    return any(isinstance(p, nn.UninitializedParameter) for p in module.parameters())
+    """True if parameters or buffers lack their shapes until the first call."""
+    return any(isinstance(t, (nn.UninitializedParameter, nn.UninitializedBuffer)) for t in (*module.parameters(), *module.buffers()))
 
 
 def compiled_by_others(module: nn.Module) -> bool:
