@@ -10,7 +10,7 @@ from inspect import signature
 from numbers import Number
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from baechi_ext.capture.torch_private import needed
 
@@ -160,6 +160,20 @@ def compile_workers_ended() -> None:
 
     if (pools := sys.modules.get("torch._inductor.async_compile")) is not None:
         pools.shutdown_compile_workers()
+
+
+def skip_frame(why: str) -> NoReturn:
+    """From a backend: have TorchDynamo run the frame that it traces, and all later calls of that, as the user wrote it."""
+    with needed("tracing a module's calls"):
+        from torch._dynamo.exc import SkipFrame
+    raise SkipFrame(why)
+
+
+def skip_guarded_frame(why: str) -> NoReturn:
+    """The same while guards of the frame are made."""
+    with needed("tracing a module's calls"):
+        from torch._dynamo import exc
+    exc.unimplemented(gb_type=why, context="", explanation="", hints=[])
 
 
 def source_of(node: "fx.Node") -> tuple[str, bool]:

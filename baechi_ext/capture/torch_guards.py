@@ -5,13 +5,14 @@ handlers of other signals raise in them is kept for whoever made the call.
 """
 
 import collections
+import logging
 import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import is_, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from baechi_ext.capture.torch_private import needed
 from baechi_ext.errors import CaptureError
@@ -32,13 +33,28 @@ class _Raised(threading.local):
 _raised = _Raised()
 
 
-def guard_the_unguarded(classes: "Iterable[type]", modules: "Sequence[torch.nn.Module]" = ()) -> None:
+class _Refused(threading.local):
+    """Says that the guard which the thread makes is refused by us."""
+
+    now = False
+
+
+_refused = _Refused()
+
+
+def _raise(error: CaptureError) -> NoReturn:
+    raise error
+
+
+def guard_the_unguarded(
+    classes: "Iterable[type]", modules: "Sequence[torch.nn.Module]" = (), refuse: Callable[[CaptureError], NoReturn] = _raise
+) -> None:
     """Have TorchDynamo trace the frame that it compiles now once more where something changes that it does not look at itself.
 
     That is: hooks of these modules, of which the first has all others, of modules that the frame may be given instead, and those for the
     calls of all; with an older torch, which of their parameters need gradients; members of these classes and of those that they come from,
-    the sign of a zero, which object an `object()` is, and the order of an OrderedDict. A frame with what no guard helps against is not
-    compiled. Does nothing outside of a trace. Raises MissingBackendError.
+    the sign of a zero, which object an `object()` is, and the order of an OrderedDict. For a frame with what no guard helps against
+    `refuse` raises an error, with which it is not compiled. Does nothing outside of a trace. Raises MissingBackendError.
     """
     with needed("guarding a compiled call"):
         import torch
@@ -47,10 +63,12 @@ def guard_the_unguarded(classes: "Iterable[type]", modules: "Sequence[torch.nn.M
     context = TracingContext.try_get()
     if context is None:
         return
-    guards = context.guards_context.dynamo_guards
+    guards, strict = context.guards_context.dynamo_guards, partial(_strict, refuse)
+    logging.getLogger("torch._guards").addFilter(_is_not_refused)
+    _refused.now = False
     own = {base for kind in classes for base in kind.__mro__ if not base.__module__.startswith(("torch.", "builtins", "abc"))}
     for guard in list(guards):
-        guards.add(Guard(guard.originating_source, _strict))
+        guards.add(Guard(guard.originating_source, strict))
         if modules and guard.create_fn_name() == "EMPTY_NN_MODULE_HOOKS_DICT":
             guards.add(Guard(guard.originating_source, partial(_without_hooks, modules[0])))
     unguarded: list[tuple[Callable[[object], bool], str]] = [
@@ -174,14 +192,19 @@ def _without_hooks(root: "torch.nn.Module", builder: Any, guard: Any) -> None:
         builder.SEQUENCE_LENGTH(guard)
 
 
-def _strict(builder: Any, guard: Any) -> None:
+def _is_not_refused(_: object) -> bool:
+    return not _refused.now
+
+
+def _strict(refuse: Callable[[CaptureError], NoReturn], builder: Any, guard: Any) -> None:
     """Guards on a value what TorchDynamo's own guards on it overlook."""
     try:
         value = builder.get(guard)
     except Exception:  # noqa: BLE001 - of a source that can't be read there is nothing to add
         return
     if type(value) is collections.deque and value.maxlen is not None:
-        raise CaptureError(f"forward uses a deque of limited length ({guard.name}), which TorchDynamo takes for one without a limit")
+        _refused.now = True  # TorchDynamo would log it as an error of its own
+        refuse(CaptureError(f"forward uses a deque of limited length ({guard.name}), which TorchDynamo takes for one without a limit"))
     if type(value) is float and value == 0.0:
         sign = math.copysign(1, value)
         builder.get_guard_manager(guard).add_lambda_guard(_keeping(lambda v: math.copysign(1, v) == sign), [f"sign of {guard.name}"], None)

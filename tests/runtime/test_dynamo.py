@@ -3,8 +3,10 @@
 import copy
 import io
 import pickle
+import re
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import entry_points
@@ -109,6 +111,44 @@ def test_the_backend_is_listed() -> None:
 def test_the_backend_refuses_what_it_does_not_know(backend: Callable | str) -> None:
     with pytest.raises(Exception, match="unknown option 'device' of parallelize"):
         torch.compile(Net(), backend=backend, options={"device": 2})(torch.randn(5, 6))
+
+
+class Checkpointed(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(checkpoint(self.norm, self.a(x), use_reentrant=False))
+
+
+class Tries(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(torch.tanh(self.a(x)))
+        try:
+            return torch.matmul(y, self.b.weight.T)
+        except RuntimeError:
+            return self.b(y)
+
+
+class Windowed(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = getattr(self, "seen", None) or deque(maxlen=2)
+        self.seen.append(len(self.seen) + 1)
+        return self.b(self.norm(torch.tanh(self.a(x)))) * sum(self.seen)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(Checkpointed, "torch.utils.checkpoint"), (Tries, "takes what an op raises"), (Windowed, "a deque of limited length")]
+)
+def test_what_the_backend_refuses_runs_as_it_is(kind: type[nn.Module], why: str, capfd: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(2)
+    model = kind()
+    compiled = torch.compile(copy.deepcopy(model), backend=baechi, options={**OPTIONS, "strict": False, "seed": 11}, dynamic=False)
+    assert [line.replace("_orig_mod.", "") for line in train(compiled)] == train(model)
+    said = capfd.readouterr().err
+    assert re.search(f"^baechi: a part of the compiled model runs as it is: .*{why}", said, re.MULTILINE)
+    assert "Error while creating guard" not in said
+    torch.compiler.reset()  # a frame that is skipped once is skipped for good
+    compiled = torch.compile(copy.deepcopy(model), backend=baechi, options={**OPTIONS, "strict": True}, dynamic=False)
+    with pytest.raises(Exception, match=why):
+        train(compiled)
 
 
 def test_hooks_that_are_added_later_run() -> None:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import networkx as nx
 import torch
 from torch import Tensor, fx, nn
 
-from baechi_ext.capture.torch_dynamo import module_classes, sees_single_ops
+from baechi_ext.capture.torch_dynamo import module_classes, sees_single_ops, skip_frame, skip_guarded_frame
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_ext.capture.torch_guards import guard_the_unguarded, take_raised
 from baechi_ext.capture.torch_private import inside_backward
@@ -116,15 +116,28 @@ class Session:
         """id of a tensor -> (weak reference to it, the waiting fragment that returned it, which output)."""
 
     def backend(self, graph: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        """Return what TorchDynamo is to run in place of a fragment's graph. Raises CaptureError for a graph that can't run as one."""
+        """Return what TorchDynamo is to run in place of a fragment's graph. Raises CaptureError for a graph that can't run as one, or what
+        has TorchDynamo run that frame as it is."""
         module = self.module()
-        require_kept_activations(graph)
-        require_uncaught(graph)
+        try:
+            require_kept_activations(graph)
+            require_uncaught(graph)
+        except CaptureError as e:
+            self._refuse(skip_frame, e)
         modules = [] if module is None else list(module.modules())
-        guard_the_unguarded(module_classes(graph) | {type(m) for m in modules}, modules)
+        guard_the_unguarded(module_classes(graph) | {type(m) for m in modules}, modules, partial(self._refuse, skip_guarded_frame))
         live = LiveFragment(self.run, graph)
         self.fragments.append(live)
         return live
+
+    def _refuse(self, skip: Callable[[str], NoReturn], error: CaptureError) -> NoReturn:
+        """Say why a frame runs as it is. In a module's calls TorchDynamo takes errors for that; what the script compiles itself they would
+        end."""
+        if self._module is not None or self.settings.strict:
+            raise error
+        self.count_plain(str(error))
+        self.say_once(f"a part of {self.name} runs as it is: {error}")
+        skip(str(error))
 
     def module(self) -> nn.Module | None:
         return None if self._module is None else self._module()
