@@ -1,9 +1,11 @@
 """A module placed in the caller's own loop computes, gradient by gradient, what the module computes."""
 
 import copy
+import gc
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -163,6 +165,23 @@ def test_what_changes_between_a_call_and_its_backward_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="modified by an inplace operation: argument left.weight of a placed call was changed"):
         out.sum().backward()
     assert report(placed).placed_steps == 1
+
+
+@pytest.mark.parametrize("verify_steps", [0, 9])
+@pytest.mark.parametrize("shape", ["tensor", "twice"])
+def test_a_loss_that_is_kept_keeps_no_batch(shape: str, verify_steps: int) -> None:
+    placed, total, batches = place(Answers(SHAPES[shape]), verify_steps=verify_steps), 0.0, []
+    for _ in range(4):
+        x = torch.randn(5, 6)
+        batches.append(weakref.ref(x))
+        loss = tensors_of(placed(x))[0].sum()
+        del x
+        loss.backward()
+        total += loss
+    gc.collect()
+    assert [batch() for batch in batches] == [None] * 4
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
 
 
 def test_python_ends_when_the_devices_have_finished_what_they_are_at() -> None:

@@ -98,6 +98,7 @@ class _Call:
 
     def backward(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         tangents = self.apart.taken_in(tangents)
+        heads = self._heads_of(tangents)
         casts = any(torch.is_autocast_enabled(kind) and not did for kind, _, did in self.autocast)
         if casts and self.loaded.failed is not None:
             self.loaded.failed(CaptureError(CASTS))
@@ -105,7 +106,7 @@ class _Call:
             gradients: Gradients = self._unplaced(tangents, recorded=torch.is_grad_enabled())
         else:
             try:
-                gradients = self._gradients(tangents)
+                gradients = self._gradients(tangents, heads)
             except BaechiError as e:
                 if self.loaded.failed is None:
                     raise
@@ -114,7 +115,26 @@ class _Call:
             else:
                 if self.check is not None:
                     gradients = self.check(tangents, gradients)
+        if not backward_again():
+            self._gone |= heads
+            if len(self._gone) == len(self.loaded.part.heads):
+                self._let_go()
         return [gradients.get(i) for i in self.wanted]
+
+    def _heads_of(self, tangents: Sequence[Tensor | None]) -> set[frozenset[int]]:
+        """The heads that gradients come to. Raises RuntimeError where what one read is freed."""
+        used = {i for i, t in enumerate(tangents) if t is not None}
+        heads = {head for head in self.loaded.part.heads if not used.isdisjoint(head)}
+        if self.kept is None or not heads.isdisjoint(self._gone):
+            raise RuntimeError(
+                "Trying to backward through the graph a second time: the values of a placed call are freed; "
+                "give retain_graph=True to the first backward pass"
+            )
+        return heads
+
+    def _let_go(self) -> None:
+        """Whoever keeps the loss has this call, but no more of its batch than unplaced."""
+        self.kept, self.args, self.check, self.random, self._before = None, (), None, None, {}
 
     def _unplaced(self, tangents: Sequence[Tensor | None], *, recorded: bool) -> Gradients:
         """The gradients from another run of the fragment as the user's code runs it; `recorded`, for create_graph=True, they have gradients
@@ -154,22 +174,16 @@ class _Call:
                 "call was changed between the call and its backward pass"
             )
 
-    def _gradients(self, tangents: Sequence[Tensor | None]) -> dict[int, Tensor]:
+    def _gradients(self, tangents: Sequence[Tensor | None], heads: set[frozenset[int]]) -> dict[int, Tensor]:
         part = self.loaded.part
         used = {i for i, t in enumerate(tangents) if t is not None}
-        heads = {head for head in part.heads if not used.isdisjoint(head)}
-        if self.kept is None or not heads.isdisjoint(self._gone):
-            raise RuntimeError(
-                "Trying to backward through the graph a second time: the values of a placed call are freed; "
-                "give retain_graph=True to the first backward pass"
-            )
         read = ([i for i, o in saved.items() if not used.isdisjoint(o)] for saved in (part.saved_args, part.saved_outputs))
         self._require_unchanged(*read)
-        if not (again := backward_again()):
-            self._gone |= heads
-            again = len(self._gone) < len(part.heads)  # another head may have its own pass, perhaps after an optimizer's step
-        kept = [slots.copy() for slots in self.kept] if again else self.kept
-        if not again:
+        kept: list[list[Any]] = self.kept or []
+        # Another head may have its own pass, perhaps after an optimizer's step.
+        if backward_again() or len(self._gone | heads) < len(part.heads):
+            kept = [slots.copy() for slots in kept]
+        else:
             self.kept = None
         given = [t for t, d in zip(tangents, part.differentiable, strict=True) if d]
         gradients, times = self.placed.backward(given, kept)
