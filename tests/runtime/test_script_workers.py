@@ -89,6 +89,23 @@ class Logged(nn.Module):  # the norm of what it returns beside has no derivative
         h = torch.tanh(torch.cat([self.left(x), self.right(x)], 1))
         return self.head(h), h.square().sum(1).sqrt()
 
+class Turned(nn.Module):  # what it returns has other strides than the same contiguous
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(16, 48, bias=False), nn.Linear(16, 48, bias=False)
+
+    def forward(self, x):
+        h = torch.stack([self.left(x), self.right(x)], 1)
+        return h.transpose(1, 2), x
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(30, 40, sparse=True), nn.Linear(40, 8)
+
+    def forward(self, x):
+        return self.head(self.words(x.abs().mul(9).long().clamp(max=29)).mean(1)), x
+
 torch.manual_seed(3)
 model = MODEL()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -98,13 +115,14 @@ for step in range(6):
     values, other = model(x)
     loss = values.square().mean().sqrt()
     loss.backward()
-    print(step, f"{loss.item():.17g}", *(f"{p.grad.abs().sum().item():.17g}" for p in model.parameters()))
+    print(step, f"{loss.item():.17g}", *(f"{p.grad.to_dense().abs().sum().item():.17g}" for p in model.parameters()))
+    print(values.stride(), *(p.grad.layout for p in model.parameters()))
     optimizer.step()
     optimizer.zero_grad()
 """
 
 
-@pytest.mark.parametrize("model", ["Logged"])
+@pytest.mark.parametrize("model", ["Logged", "Turned", "Sparse"])
 def test_other_modules_compute_the_same_on_worker_processes(tmp_path: Path, workers: ForkedWorkers, model: str) -> None:
     script = tmp_path / "other.py"
     script.write_text(OTHER_MODULES.replace("MODEL()", f"{model}()"))

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from baechi_ext.capture.torch_fragments import OUTPUTS, CapturedCall
-from baechi_ext.capture.torch_private import no_view
+from baechi_ext.capture.torch_private import dense_parts, no_view
 from baechi_ext.errors import BaechiError, ExecutionError, OptionError, ParityError
 from baechi_ext.ir.plan import Plan
 from baechi_ext.place.common import PlanResult
@@ -137,18 +137,31 @@ class Workers:
             )
 
     def share(self, tensors: Sequence[Tensor], likes: Sequence[Tensor], source: int) -> list[Tensor]:
-        """Give every worker the tensors that worker `source` has; elsewhere only their sizes and types must be known."""
+        """Give every worker the tensors that worker `source` has, with the same strides everywhere: those of `likes`, as far as these have
+        no gaps. Elsewhere only their sizes, strides and types must be known."""
         here = source == self.group.rank
-        found: dict[int, Tensor] = dict(enumerate(tensors)) if here else {}
-        for dtype in dict.fromkeys(like.dtype for like in likes):
-            numbers = [i for i, like in enumerate(likes) if like.dtype == dtype]
+        found: dict[int, Tensor] = {}
+        dense = [i for i, like in enumerate(likes) if like.layout == torch.strided]
+        for dtype in dict.fromkeys(likes[i].dtype for i in dense):
+            numbers = [i for i in dense if likes[i].dtype == dtype]
             sizes = [likes[i].numel() for i in numbers]
             row = torch.cat([tensors[i].reshape(-1) for i in numbers]) if here else torch.empty(sum(sizes), dtype=dtype)
             self._together(partial(dist.broadcast, row, source, self.group.process_group))
-            if not here:
-                parts = zip(numbers, row.split(sizes), strict=True)
-                found |= {i: part.clone().view(likes[i].shape) for i, part in parts}
+            for i, part in zip(numbers, row.split(sizes), strict=True):
+                found[i] = _laid_out(tensors[i], likes[i], is_new=False) if here else _laid_out(part, likes[i], is_new=True)
+        for i in found.keys() ^ range(len(likes)):
+            found[i] = self._share_sparse(tensors[i] if here else None, likes[i], source)
         return [found[i] for i in range(len(likes))]
+
+    def _share_sparse(self, tensor: Tensor | None, like: Tensor, source: int) -> Tensor:
+        """The same of a gradient of an embedding with sparse=True; only worker `source` knows how many rows it has."""
+        parts = () if tensor is None else dense_parts(tensor)
+        mark = torch.zeros(2, dtype=torch.int64) if tensor is None else torch.tensor([len(parts[1]), tensor.is_coalesced()])
+        count, is_coalesced = self.share([mark], [mark], source)[0].tolist()
+        indices = torch.empty(like.sparse_dim(), count, dtype=torch.int64, device="meta")
+        values = torch.empty(count, *like.shape[like.sparse_dim() :], dtype=like.dtype, device="meta")
+        indices, values = self.share(parts, (indices, values), source)
+        return tensor if tensor is not None else torch.sparse_coo_tensor(indices, values, like.shape, is_coalesced=bool(is_coalesced))
 
     def as_worker_0(self, *own: int) -> Sequence[int]:
         """Worker 0's numbers, of which each worker has its own."""
@@ -223,6 +236,15 @@ def placement_from_json(captured: CapturedCall, value: Mapping[str, Any]) -> Pla
     plan = Plan.from_json(value["plan"], timeline.graph)
     trial = Trial(plan.placement, plan.priority, Simulator(timeline.graph, timeline.cluster))
     return Placement(timeline.graph, None, PlanResult(plan, trial), one_device_timeline(timeline.graph), None)
+
+
+def _laid_out(value: Tensor, like: Tensor, *, is_new: bool) -> Tensor:
+    """The numbers with the shape of `like`, and the strides that a copy of that has: a copy where they are a piece of something larger
+    (`is_new`), or are laid out otherwise."""
+    strides = torch.empty_like(torch.empty_strided(like.size(), like.stride(), device="meta")).stride()
+    if not is_new and value.stride() == strides:
+        return value
+    return torch.empty_strided(like.size(), strides, dtype=value.dtype).copy_(value.view(like.size()) if is_new else value)
 
 
 def _checksums(tensors: Iterable[Tensor]) -> list[int]:
