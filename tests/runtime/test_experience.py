@@ -11,6 +11,7 @@ from torch import nn
 import baechi_ext
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.torch.calls import session
 from baechi_runtime.torch.calls.capturing import MANY_OPS, SMALL_US, TINY_OP_US, backward_ops, why_too_small
 from baechi_runtime.torch.calls.experience import Experience, Verdict
 from baechi_runtime.torch.calls.module_call import call_of
@@ -27,6 +28,28 @@ def test_placing_pays_where_it_saves_more_than_setting_it_up_again_takes(tmp_pat
     experience.keep(replace(SAVES_A_SECOND, setup_seconds=setup_seconds))
     why = "placing saved 1 s in the 1000 steps of an earlier run, and set-up takes 1.1 s (--no_cache, or cache=False, asks again)"
     assert experience.why_not() == ("" if pays else why)
+
+
+@pytest.mark.parametrize("verdicts", [False, True])
+def test_a_small_batch_at_first_is_no_reason_to_give_all_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, verdicts: bool) -> None:
+    monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
+    monkeypatch.setattr(session, "why_too_small", lambda us, values: "it is too small" if len(values[0]) == 1 else "")
+    model = nn.Sequential(nn.Linear(60, 90), nn.Tanh(), nn.Linear(90, 60))
+    baechi_ext.parallelize(model, devices=2, method="single", cache=verdicts)
+    for size in (1, 1, 8, 8):
+        model(torch.ones(size, 60)).sum().backward()
+    assert len(call_of(model).session.groups) == 1
+    assert call_of(model).session.unplaced["it is too small"] == 1
+
+
+def test_what_stays_too_small_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "why_too_small", lambda us, values: "it is too small")
+    model = nn.Sequential(nn.Linear(60, 90), nn.Tanh(), nn.Linear(90, 60))
+    baechi_ext.parallelize(model, devices=2, method="single", cache=False)
+    for step in range(20):
+        model(torch.ones(8, 60)).sum().backward()
+        assert call_of(model).session.refusal == ("it is too small" if step >= 15 else "")
+    assert "not placed; it is too small" in baechi_ext.report(model).line()
 
 
 class Unwilling(nn.Linear):

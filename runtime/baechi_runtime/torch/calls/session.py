@@ -67,6 +67,8 @@ _FIRST = "the first call of its kind"
 SEARCHED_FOR = "its plan was being searched for"
 ASIDE = "its plan was searched for while training went on unplaced"
 SINGLE_OPS = "a mode or hooks that see single ops were active"
+_EARLY = 16
+"""Calls of a module in which what is too small is no reason to give all up: to warm up a script may take one example."""
 
 
 class Session:
@@ -192,6 +194,8 @@ class Session:
         """Begin a call of the module: what it makes is its own, and is not tied to what an earlier one made."""
         self.calls += 1
         self._made.clear()
+        if self.calls == _EARLY and self.fragments and all(f.why_not for f in self.fragments):
+            self.refusal = self.refusal or self.fragments[-1].why_not
 
     def run_plain(self, fragment: LiveFragment, args: Sequence[Any], why: str) -> Any:
         self.count_plain(why)
@@ -454,7 +458,8 @@ class Session:
         for f in members:
             f.why_not, f.loaded = str(error), None
         whole = all(f.why_not for f in self.fragments)
-        if whole:
+        early = self.calls < _EARLY and any(f.too_small and f.why_not == f.too_small for f in self.fragments)
+        if whole and not early:
             self.refusal = str(error)
         if self.settings.strict or isinstance(error, (DriftError, LostPeerError)):
             raise error
