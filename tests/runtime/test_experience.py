@@ -33,7 +33,7 @@ def test_placing_pays_where_it_saves_more_than_setting_it_up_again_takes(tmp_pat
 @pytest.mark.parametrize("verdicts", [False, True])
 def test_a_small_batch_at_first_is_no_reason_to_give_all_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, verdicts: bool) -> None:
     monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
-    monkeypatch.setattr(session, "why_too_small", lambda us, values: "it is too small" if len(values[0]) == 1 else "")
+    monkeypatch.setattr(session, "why_too_small", lambda us, values, args: "it is too small" if len(values[0]) == 1 else "")
     model = nn.Sequential(nn.Linear(60, 90), nn.Tanh(), nn.Linear(90, 60))
     baechi_ext.parallelize(model, devices=2, method="single", cache=verdicts)
     for size in (1, 1, 8, 8):
@@ -43,7 +43,7 @@ def test_a_small_batch_at_first_is_no_reason_to_give_all_up(tmp_path: Path, monk
 
 
 def test_what_stays_too_small_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "why_too_small", lambda us, values: "it is too small")
+    monkeypatch.setattr(session, "why_too_small", lambda us, values, args: "it is too small")
     model = nn.Sequential(nn.Linear(60, 90), nn.Tanh(), nn.Linear(90, 60))
     baechi_ext.parallelize(model, devices=2, method="single", cache=False)
     for step in range(20):
@@ -91,6 +91,8 @@ def test_ops_of_a_step_are_counted_once() -> None:
     x = torch.ones(3, requires_grad=True)
     twice = x * 2
     assert backward_ops([twice.exp(), twice.sin(), torch.ones(3)]) == 3
+    assert backward_ops([twice.exp(), twice.sin().cos(), torch.ones(3)], [x, twice, torch.ones(3)]) == 3
+    assert backward_ops([twice, twice.exp()], [twice]) == 1
 
 
 def test_what_is_too_small() -> None:
@@ -102,4 +104,5 @@ def test_what_is_too_small() -> None:
     assert why_too_small(SMALL_US - 1, [x.exp()]) == "it is too small to gain: its forward pass takes 199 us"
     assert why_too_small(SMALL_US, [x.exp()]) == ""
     assert why_too_small(long, [y]) == ""
+    assert why_too_small(long / 2, [y.exp().sin()], [y, 3]) == ""  # what comes before it is not its own
     assert why_too_small(long / 2, [y, 3, None]) == "its ops are too small to gain: 1000 with a gradient, 25 us each in the forward pass"

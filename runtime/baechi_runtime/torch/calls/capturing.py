@@ -160,28 +160,29 @@ def require_kept_activations(graph: fx.GraphModule) -> None:
         )
 
 
-def why_too_small(plain_us: float, values: Iterable[Any]) -> str:
-    """The reason not to place a fragment whose first forward pass took `plain_us` and returned `values`; empty where there is none."""
+def why_too_small(plain_us: float, values: Iterable[Any], args: Iterable[Any] = ()) -> str:
+    """The reason not to place a fragment whose first forward pass took `plain_us` from `args` to `values`; empty where there is none."""
     if plain_us < SMALL_US:
         return f"it is too small to gain: its forward pass takes {plain_us:.0f} us"
     tensors = [v for v in values if isinstance(v, Tensor) and v.grad_fn is not None]
     if any(t.device.type != "cpu" for t in tensors):  # the host does not wait for the ops
         return ""
-    ops = backward_ops(tensors)
+    ops = backward_ops(tensors, [a for a in args if isinstance(a, Tensor)])
     if ops < MANY_OPS or plain_us / ops >= TINY_OP_US:
         return ""
     return f"its ops are too small to gain: {ops} with a gradient, {plain_us / ops:.0f} us each in the forward pass"
 
 
-def backward_ops(tensors: Iterable[Tensor]) -> int:
-    """The number of ops that autograd noted for the tensors; leaves are not counted."""
+def backward_ops(tensors: Iterable[Tensor], begun_from: Iterable[Tensor] = ()) -> int:
+    """The number of ops that autograd noted for the tensors, not counting those behind `begun_from`, nor leaves."""
+    before = {t.grad_fn for t in begun_from}
     waiting, seen = [t.grad_fn for t in tensors], set()
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen or node.name() == "torch::autograd::AccumulateGrad":
+        if node is None or node in seen or node in before or node.name() == "torch::autograd::AccumulateGrad":
             continue
         seen.add(node)
-        waiting += [before for before, _ in node.next_functions]
+        waiting += [behind for behind, _ in node.next_functions]
     return len(seen)
 
 

@@ -251,7 +251,7 @@ class Session:
         values = fragment.graph(*args)
         if not torch.is_grad_enabled():
             fragment.why_not = "it leaves gradients switched off"
-        fragment.too_small = why_too_small((time.perf_counter() - begun) * 1e6, values)
+        fragment.too_small = why_too_small((time.perf_counter() - begun) * 1e6, values, args)
         fragment.counted = tuple(i for i, a in enumerate(args) if isinstance(a, Tensor) and a._version != versions[i])
         self._made |= {id(v): (weakref.ref(v), id(fragment), i) for i, v in enumerate(values) if isinstance(v, Tensor)}
         self.count_plain(_FIRST)
