@@ -14,6 +14,7 @@ from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.torch.calls import session
 from baechi_runtime.torch.calls.capturing import MANY_OPS, SMALL_US, TINY_OP_US, backward_ops, why_too_small
 from baechi_runtime.torch.calls.experience import Experience, Verdict
+from baechi_runtime.torch.calls.fragments import Prepared
 from baechi_runtime.torch.calls.module_call import call_of
 from baechi_runtime.torch.lowering.devices import cpu_devices
 
@@ -24,10 +25,33 @@ SAVES_A_SECOND = Verdict(True, "", plain_us=3000.0, placed_us=2000.0, setup_seco
 def test_placing_pays_where_it_saves_more_than_setting_it_up_again_takes(tmp_path: Path, setup_seconds: float, pays: bool) -> None:
     request = TrainRequest("a script", pipeline.PlanRequest(), cache=tmp_path)
     experience = Experience(request, cpu_devices(2), nn.Linear(3, 3), ((torch.ones(2, 3),), {}))
-    assert experience.why_not() == ""
+    assert experience.why_not() == ("", 0)
     experience.keep(replace(SAVES_A_SECOND, setup_seconds=setup_seconds))
     why = "placing saved 1 s in the 1000 steps of an earlier run, and set-up takes 1.1 s (--no_cache, or cache=False, asks again)"
-    assert experience.why_not() == ("" if pays else why)
+    assert experience.why_not() == (("", 0) if pays else (why, 1000))
+    slower = replace(SAVES_A_SECOND, setup_seconds=setup_seconds, placed_us=4000.0)
+    experience.keep(slower)
+    assert experience.why_not()[0].startswith("placing lost 1 s in the 1000 steps")
+    assert experience.why_not()[1] == 0
+
+
+def test_a_short_run_keeps_a_longer_one_unplaced_for_as_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What paid in none of a few steps may pay in many; the longer run is what the next one goes by."""
+    monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
+    model, x = nn.Sequential(nn.Linear(600, 900), nn.Tanh(), nn.Linear(900, 600)), torch.ones(128, 600)
+    baechi_ext.parallelize(model, devices=2, method="single")
+    monkeypatch.setattr(Experience, "why_not", lambda self: ("set-up takes longer", 3))
+    held = call_of(model).session
+    for step in range(7):
+        model(x).sum().backward()
+        if step == 1:
+            held.conclude(ended=True)  # a run that ended here has nothing to add
+            assert not (tmp_path / "verdicts").exists()
+    assert held.unplaced["set-up takes longer"] == 3
+    assert len(held.groups) == 1
+    held.conclude(ended=True)
+    (verdict,) = (json.loads(file.read_text()) for file in (tmp_path / "verdicts").glob("*.json"))
+    assert verdict["steps"] == 3 + held.calls > 4
 
 
 @pytest.mark.parametrize("verdicts", [False, True])
@@ -52,6 +76,20 @@ def test_what_stays_too_small_is_given_up_after_a_while(monkeypatch: pytest.Monk
     assert "not placed; it is too small" in baechi_ext.report(model).line()
 
 
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_run_that_ends_while_its_plan_is_searched_for_comes_to_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, searched: bool
+) -> None:
+    monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
+    model = nn.Sequential(nn.Linear(60, 90), nn.Tanh(), nn.Linear(90, 60))
+    baechi_ext.parallelize(model, devices=2, method="single")
+    model(torch.ones(8, 60)).sum().backward()
+    held = call_of(model).session
+    held.calls, held._aside = 2, Prepared([], None, 0.0) if searched else None
+    held.conclude(ended=True)
+    assert (tmp_path / "verdicts").exists() != searched
+
+
 class Unwilling(nn.Linear):
     def extra_repr(self) -> str:
         raise ValueError("it has no description yet")
@@ -61,7 +99,7 @@ def test_of_a_module_that_can_not_be_described_nothing_is_known(tmp_path: Path) 
     request = TrainRequest("a script", pipeline.PlanRequest(), cache=tmp_path)
     experience = Experience(request, cpu_devices(2), Unwilling(3, 3), ((torch.ones(2, 3),), {}))
     experience.keep(Verdict(False, "it is too small"))
-    assert experience.why_not() == ""
+    assert experience.why_not() == ("", 0)
     assert not list(tmp_path.iterdir())
 
 

@@ -60,20 +60,22 @@ class Experience:
             raise_if_asked_for(e)
             self._folder = None
 
-    def why_not(self) -> str:
-        """Why placing would not pay, by an earlier run; empty where that is not known."""
+    def why_not(self) -> tuple[str, int]:
+        """Why placing would not pay, by an earlier run, and for so many steps; 0: for any number. Empty where that is not known: of more
+        steps than the earlier run had, where placed ones were faster, set-up may well pay."""
         found = None if self._folder is None else load_verdict(self._folder, self._key)
         if found is None:
-            return ""
+            return "", 0
         if not found.placed:
-            return f"{found.reason} (in an earlier run; {ANEW})"
+            return f"{found.reason} (in an earlier run; {ANEW})", 0
         if found.plain_us is None or found.placed_us is None or not found.steps:
-            return ""
+            return "", 0
         saved_us = (found.plain_us - found.placed_us) * found.steps
         if saved_us >= found.setup_seconds * 1e6:
-            return ""
+            return "", 0
         gain = f"saved {as_time(saved_us)}" if saved_us > 0 else f"lost {as_time(-saved_us)}"
-        return f"placing {gain} in the {found.steps} steps of an earlier run, and set-up takes {found.setup_seconds:.1f} s ({ANEW})"
+        why = f"placing {gain} in the {found.steps} steps of an earlier run, and set-up takes {found.setup_seconds:.1f} s ({ANEW})"
+        return why, found.steps if saved_us > 0 else 0
 
     def keep(self, verdict: Verdict) -> None:
         """Keep this run's verdict; if that is not possible, the next run asks again."""

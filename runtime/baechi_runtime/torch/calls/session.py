@@ -112,6 +112,10 @@ class Session:
         self._parts: Parts | None = settings.request.microbatches
         """The parts that a batch goes in, or their shares; None: not decided yet."""
         self._experience: Experience | None = None
+        self._waits = 0
+        """Calls that run as they are by what an earlier run had come to, before placing is tried after all; 0: none do."""
+        self._waited = 0
+        """Those that did."""
         self._aside: Prepared | None = None
         """The call whose plan is searched for in another process; there is one search in a session."""
         self._made: dict[int, tuple[Any, int, int]] = {}
@@ -161,7 +165,9 @@ class Session:
 
     def count_plain(self, why: str) -> None:
         """Count a call, or a fragment of one, that runs as it is."""
-        self.unplaced[why] = self.unplaced.get(why, 0) + 1
+        self.unplaced[why] = count = self.unplaced.get(why, 0) + 1
+        if why == self.refusal and count == self._waits:
+            self.refusal, self._waits, self._waited = "", 0, count
 
     def look_back(self, arguments: tuple[Any, Any]) -> None:
         """Before the first training call, look at earlier runs of the module: if they showed that placing does not pay, it is not tried."""
@@ -169,18 +175,20 @@ class Session:
         if module is None or self.settings.keep_placed or self._several():
             return
         self._experience = Experience(self.settings.request, self.settings.executor.devices, module, arguments)
-        if why := self._experience.why_not():
-            self.refusal, self._experience = why, None
+        self.refusal, self._waits = self._experience.why_not()
+        if self.refusal and not self._waits:
+            self._experience = None
 
     def conclude(self, *, ended: bool = False) -> None:
         """Note for later runs what this one has come to, as far as it is known; when the script has ended, that nothing could be placed."""
+        searched = self._aside is not None
         if ended:
             self._stop_search()
             self.lead.leave()
-        if self._experience is None:
+        if self._experience is None or self._waits:
             return
         turns, why = self.lead.turns, self.refusal or self.paused
-        if ended and not why and not self.groups and self.calls > 1:
+        if ended and not why and not self.groups and self.calls > 1 and not searched:
             why = self.why_not() or "no fragment of its calls could be placed"
         if not why and not turns.decided and not (ended and turns.placed_us and turns.plain_us):
             return
@@ -188,7 +196,7 @@ class Session:
         seconds = self.log.seconds + sum(g.setup_seconds for g in self.groups)
         if not self.settings.request.reads_files:  # otherwise profile and plan are kept for the next run, too
             seconds -= sum(g.planning_seconds for g in self.groups)
-        self._experience.keep(Verdict(not why, why, plain_us, placed_us, seconds, self.calls))
+        self._experience.keep(Verdict(not why, why, plain_us, placed_us, seconds, self.calls + self._waited))
 
     def begin_call(self) -> None:
         """Begin a call of the module: what it makes is its own, and is not tied to what an earlier one made."""
