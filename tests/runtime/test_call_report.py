@@ -84,6 +84,14 @@ def test_a_gain_that_is_in_doubt_says_so_before_its_number_and_pays_nothing_back
     assert report.to_json()["doubts"] == report.doubts == doubts
 
 
+def test_steps_that_took_no_turns_are_in_doubt_for_that_and_more_of_them_would_not_help() -> None:
+    why = "plain steps were not timed, as --keep_placed takes no turns, so no speed-up is known"
+    alone = {us: calls(samples=samples_by_name(placed=[150.0] * us), per_block=2).measurement().doubts() for us in (2, 8)}
+    assert alone == {2: [why, "fewer than 7 placed steps were timed (2)"], 8: [why]}
+    begun = calls(samples=samples_by_name(placed=[150.0]), per_block=2).measurement().doubts()
+    assert begun[0] == "fewer than 7 plain steps were timed (0); let the script take more steps"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

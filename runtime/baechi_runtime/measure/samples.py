@@ -170,7 +170,9 @@ class Measurement(Noise):
         found, ratio = self.disturbances(), self.ratio("single") if self.in_turn else self.over_unplaced
         if not self.in_turn:
             unplaced, placed = map(self._timed, _OF_A_SCRIPT)
-            if unplaced < ENOUGH_APART:
+            if self.per_block and placed > 1 and not unplaced:  # in turns the second step is a plain one
+                found.append("plain steps were not timed, as --keep_placed takes no turns, so no speed-up is known")
+            elif unplaced < ENOUGH_APART:
                 found.append(f"fewer than {ENOUGH_APART} plain steps were timed ({unplaced}); let the script take more steps")
             if placed < ENOUGH_APART:
                 found.append(f"fewer than {ENOUGH_APART} placed steps were timed ({placed})")
