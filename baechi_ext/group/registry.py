@@ -13,7 +13,7 @@ from baechi_ext.ir.op_graph import OpGraph
 GROUPERS: dict[str, tuple[str, str]] = {
     "tf": ("baechi_ext.group.colocation:tf", "the graph's own colocation groups"),
     "coplace": ("baechi_ext.group.colocation:coplace", "an op with one successor joins its group (Baechi), within balance"),
-    "grain": ("baechi_ext.group.grain:grain", "ops join that cost more to part than that could gain, within balance"),
+    "grain": ("baechi_ext.group.grain:grain", "ops are joined where separating them would cost more than it could gain, within balance"),
 }
 """Name -> (function, help). `grouper(graph, max_share, link)` returns the graph relabelled; no merge passes that share of its costs."""
 

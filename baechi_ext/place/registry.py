@@ -53,7 +53,7 @@ METHODS: dict[str, Method] = {
         "baechi_ext.place.partitioners:metis", "balanced parts with the least transfer time between them (METIS; needs pymetis)", cheap=True
     ),
     "m_sct": Method("baechi_ext.place.etf:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)", cheap=True),
-    "scotch": Method("baechi_ext.place.partitioners:scotch", "the same by Scotch's mapping (needs its program: apt-get install scotch)"),
+    "scotch": Method("baechi_ext.place.partitioners:scotch", "like metis, by Scotch's mapping (needs its program: apt-get install scotch)"),
     "m_etf_reserve": Method(
         "baechi_ext.place.etf:m_etf_reserve", "m_etf, with working memory reserved for a group until its last op ends (Baechi)"
     ),

@@ -29,7 +29,10 @@ _SEARCH: dict[str, Flag] = {
     "cost_model": (NAME, "default, or original: the release's costs, quirks included", "default"),
     "order": (NAME, "generate_seq (default), min_fill, min_table or breadth_first; all find the minimum"),
     "table_memory": (SIZE, "no table may be larger (default 128MiB)"),
-    "beam": (Kind(int, "N"), "where one would be: smaller tables, N states at once, a bound of the loss"),
+    "beam": (
+        Kind(int, "N"),
+        "where a table would exceed --table_memory: follow the N best states in smaller tables, and report a bound on the loss",
+    ),
     "halo": (SWITCH, "split height and width of images, too; the parts exchange their halos"),
 }
 _MACHINE: dict[str, Flag] = {

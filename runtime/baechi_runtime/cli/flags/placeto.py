@@ -51,7 +51,7 @@ _SOURCES: dict[str, Flag] = {
 _TRAINING: dict[str, Flag] = {
     "policy": (kinds.FILE, "the policy to train further (default: a new one)"),
     "algorithm": (kinds.NAME, "ppo (default) or reinforce"),
-    "visits": (kinds.COUNT, "how often an episode of a new policy visits each op"),
+    "visits": (kinds.COUNT, "how often an episode of a new policy visits each op (default 1)"),
     "updates": (kinds.COUNT, "number of updates of the policy (default 500)"),
     "graphs": (kinds.COUNT, "graphs per update, drawn from the sources (default 4)"),
     "exam_every": (kinds.COUNT, "updates between exams, on the quarter of the graphs that is held out (default 25)"),

@@ -130,6 +130,7 @@ _STARTS: dict[str, Flag] = {
     "expert_file": (kinds.FILE, "expert: a JSON object of op or colocation names -> device; see docs/files.md"),
     "device_map": (kinds.FILE, _MAP),
 }
+_SEED = "random seed of methods that use one; of a built-in model also of weights, inputs and dropout (default %(default)s)"
 _PLACING: dict[str, Flag] = {
     "grouper": kinds.explained(GROUPERS, None, f"{_DEFAULTS.grouper}, with TensorFlow grain"),
     "placer_type": kinds.explained(PLACER_TYPES, None, f"{_DEFAULTS.placer_type}, with TensorFlow fusion"),
@@ -146,7 +147,7 @@ _PLACING: dict[str, Flag] = {
         "placeto: number of episodes to train the policy on this graph, within --time_limit (default %(default)s)",
         _DEFAULTS.options.placeto_episodes,
     ),
-    "seed": (kinds.WHOLE, "random seed of methods that use one (default %(default)s)", _DEFAULTS.options.seed),
+    "seed": (kinds.WHOLE, _SEED, _DEFAULTS.options.seed),
     "time_limit": (kinds.SECONDS, "limit of solvers and searches (default 10 for auto and refine, else 60)"),
 }
 _WRONG_COSTS = (

@@ -80,7 +80,7 @@ class ExportRequest:
 
 _WHAT_IF: dict[str, Flag] = {
     "comm_cost_factor": (FACTOR, "all links cost this many times as much", 1.0),
-    "cost_factor": (FACTOR, "each op's time and each link's costs are a random number from 1 to F, drawn from --seed, times as much", 1.0),
+    "cost_factor": (FACTOR, "multiply each op's time and each link's cost by a random factor from 1 to F (drawn from --seed)", 1.0),
     "seed": (WHOLE, "for --cost_factor (default %(default)s)", 0),
 }
 _PIN = (

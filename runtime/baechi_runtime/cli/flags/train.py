@@ -103,7 +103,7 @@ GPUS: dict[str, Flag] = {
 _SCRIPT: dict[str, Flag] = {
     "verify_steps": (
         kinds.WHOLE,
-        "first calls that also run unplaced, to compare; later ones ever fewer (default %(default)s; 0: none)",
+        "first calls that also run unplaced, to compare; with PyTorch ever fewer of the later ones, too (default %(default)s; 0: none)",
         2,
     ),
     "strict": (kinds.SWITCH, "stop where a script's model can't be placed, or differs; otherwise it runs as it is, and says once why"),
@@ -122,7 +122,7 @@ _STEP: dict[str, Flag] = {
     **FRAMEWORK,
     "model_name": (kinds.choice(MODELS), f"{_BUILT_IN}\n (default %(default)s)", "inception_v3"),
     "optimizer": (Kind(_optimizer, "NAME"), f"{', '.join(OPTIMIZERS)} (default %(default)s)", "sgd"),
-    "learning_rate": (kinds.FACTOR, "default %(default)s", 0.01),
+    "learning_rate": (kinds.FACTOR, "the optimizer's (default %(default)s)", 0.01),
     "colocate_grads_with_ops": (kinds.SWITCH, "run each backward op where its forward op runs"),
     "relaxed_random": (kinds.SWITCH, "let dropout run anywhere, in any order; parity with the unplaced step is lost"),
 }
@@ -152,7 +152,7 @@ _DEVICES: dict[str, Flag] = {
     "num_gpus": (kinds.DEVICES, "CUDA devices; ignored if --num_devices is given"),
     **GPUS,
     "cuda_graphs": (kinds.SWITCH, "launch a step (of a script: a pass of a call) as one CUDA graph of all devices, where it can be one"),
-    "compile": (kinds.SWITCH, "measure the unplaced step under torch.compile, too: on one device, with which a plan is compared"),
+    "compile": (kinds.SWITCH, "also measure the unplaced step under torch.compile on one device, and compare the plan with it"),
     "workers": (
         WORKERS,
         "thread: all devices in this process; process: a process per device, with memory of its own (default thread; for TensorFlow "
@@ -188,7 +188,7 @@ _COSTS: dict[str, Flag] = {
 _RUN: dict[str, Flag] = {
     "num_steps": (kinds.COUNT, "measured steps of each variant (default %(default)s)", 15),
     "timeout": (kinds.SECONDS, "for a device to answer (default %(default)g)", 300.0),
-    "out": (kinds.DIR, "keep graph, profile, plan and report there as JSON"),
+    "out": (kinds.DIR, "keep graph, profile, plan, a measured step and the report there as JSON, and the flags as config.toml"),
     "json": (kinds.SWITCH, "print the report as JSON"),
 }
 _TENSORBOARD = (
@@ -216,7 +216,7 @@ _TRAINING: dict[str, Flag] = {
         Kind(kinds.at_least_one, "K"),
         f"a checkpoint every K steps, and after the last (default {CHECKPOINT_EVERY})",
     ),
-    "resume": (kinds.SWITCH, "go on from the last checkpoint; from the start where there is none yet"),
+    "resume": (kinds.SWITCH, "go on from the last checkpoint, or start where there is none"),
 }
 
 
