@@ -134,7 +134,7 @@ def test_the_readme_can_be_read_at_one_go() -> None:
 def test_every_page_is_in_the_index() -> None:
     index = next(page for page in PAGES if page.name == "docs/index.md")
     listed = {link.partition("#")[0] for link in index.links()}
-    assert {page.path.name for page in PAGES if page.path.parent.name == "docs"} - {"index.md"} <= listed
+    assert {page.path.name for page in PAGES if page.path.parent == ROOT / "docs"} - {"index.md"} <= listed
 
 
 # What these tests would see
