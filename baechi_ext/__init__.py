@@ -94,7 +94,8 @@ def parallelize(
         loss = criterion(model(x), y); loss.backward(); optimizer.step()
 
     TorchDynamo traces its calls, and guards what they depend on. A call is captured, profiled and placed when it comes the second time,
-    or at once with `example_inputs` (a tuple of arguments, or a dict of keyword arguments). Then placed and plain steps take turns, and the
+    or at once with `example_inputs` (a tuple of arguments, or a dict of keyword arguments). The plan of a large one may be searched for in
+    another process; until it is there, calls run as they are. Then placed and plain steps take turns, and the
     faster is kept. `baechi_ext.report(model)` says what that gained, and has the plan; `baechi_ext.unplace(model)` ends it. Without a
     model it is a decorator, of a class of modules or of a function that makes one; their modules are then placed.
 

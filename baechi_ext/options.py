@@ -10,11 +10,13 @@ if TYPE_CHECKING:
 
 
 class ApplyOptions(TypedDict, total=False):
-    """The options of `Run.apply`; `num_steps` is for a built-in model, the others for a module."""
+    """The options of `Run.apply`. A module takes all but `num_steps`, a TensorFlow step all but that and `strict`, a built-in model
+    `num_steps` and `timeout_seconds`, a graph none."""
 
     verify_steps: int
-    """Number of calls of each fragment that are also run as they are, with everything compared (2); later ones are too, more and more
-    seldom, within 1% of the time. 0: none. TensorFlow: calls of each shape; a difference is a ParityError."""
+    """Number of first calls of each fragment that are also run as they are, with everything compared (2); later ones are too, more and
+    more seldom, within 1% of the time. 0: none. TensorFlow: the first calls of each shape, and no later one; a difference is a
+    ParityError, or with `fallback` a line on stderr."""
     strict: bool
     """Raise an error for what can't be placed, or differs; otherwise (False) the module goes on as it is, and says so on stderr once."""
     keep_placed: bool
@@ -56,7 +58,7 @@ class ParallelizeOptions(TypedDict, total=False):
     devices: "int | Sequence[str | torch.device]"
     """Number of CPU workers (2), each a thread on a core of its own; or names of devices: ["cuda:0", "cuda:1"]. If torchrun started several
     processes: their number, as each of them is a CPU worker. TensorFlow: number of servers, each a process with one thread on a core of its
-    own."""
+    own; with workers="thread" of logical devices of this process."""
     method: str
     """The placement method ("auto"); `baechi place --help` lists all."""
     verify_steps: int

@@ -157,8 +157,9 @@ class Run:
         return replace(self._request, method=method, options=replace(options, time_limit_seconds=limit))
 
     def apply(self, **options: Unpack[ApplyOptions]) -> Any:
-        """Has the step run by this plan. Of a module: itself, whose calls run placed from now on, as after `baechi_ext.parallelize`, which
-        takes the same options. Of a built-in model: the report of its step, measured beside the unplaced one.
+        """Has the step run by this plan. Of a module: itself, whose calls run placed from now on, as after `baechi_ext.parallelize`; of a
+        Keras model likewise, whose `fit` does. Of a TensorFlow step: the placed one. Of a built-in model: the report of its step, measured
+        beside the unplaced one. `ApplyOptions` says which options each takes.
 
         Raises OptionError for a graph, which has no code, MissingBackendError where the machine lacks devices,
         and what `parallelize` raises.

@@ -2,8 +2,8 @@
 
 Some variables are decided by rounding alone: Adam moves the bias before a normalisation, whose gradient ought to be 0, by what is left of
 that 0, divided by its own size. Where variables differ, the unplaced step therefore runs again from values that are off by one unit in
-their last place; what this changes as much is no fault of the placed step. And where they differ from a step whose graph TensorFlow has
-rewritten, or compiled, which rounds in another way, the one that counts is the step as it was captured.
+their last place; a difference of up to four times what this changes is no fault of the placed step. And where they differ from a step whose
+graph TensorFlow has rewritten, or compiled, which rounds in another way, the one that counts is the step as it was captured.
 """
 
 import contextlib
