@@ -6,15 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baechi_ext.cost import Profile
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.group.grouping import GroupOptions
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
-from baechi_ext.ir import Cluster, Link, Op, OpGraph
+from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.ir.hints import Pin
 from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.simulate import Timeline, simulate
+from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_runtime.drivers.backend import Captured
 from baechi_runtime.drivers.pipeline import PlanRequest, plan, whole_if_faster
+from baechi_runtime.drivers.placement import place
+from baechi_runtime.drivers.train_request import TrainRequest
 from tests import oracle
 from tests.group.training_graphs import training_graphs
 
@@ -70,6 +75,28 @@ def test_a_step_that_one_device_does_about_as_fast_is_kept_whole(alone_us: float
     assert result.plan.method == "auto"
     assert result.splits == (len(placement) > 1)
     assert result.predicted_step_us == (10.0 if result.splits else alone_us)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "placement", "step_us", "single_us"),
+    [((0.5, 0.5), {0, 1}, 20.0, 40.0), ((0.5, 1.0), {1}, 20.0, 40.0), ((1.0, 0.5), {0}, 20.0, 20.0), ((2.0, 2.0), {0, 1}, 5.0, 10.0)],
+)
+def test_one_device_is_as_fast_as_it_is_in_the_cluster(
+    speeds: tuple[float, float], placement: set[int], step_us: float, single_us: float
+) -> None:
+    """A split that takes as long as the faster device alone is none; one that takes half as long as either is one, however slow both."""
+    graph, request = _two_branches(), PlanRequest()
+    cluster = Cluster(tuple(Device(f"device:{d}", speed=speed) for d, speed in enumerate(speeds)), Link(1.0, 1.0))
+    single = one_device_timeline(graph, speeds[0])
+    result = whole_if_faster(plan(graph, cluster, request), graph, cluster, request, single)
+    assert (set(result.plan.placement), result.predicted_step_us, single.makespan_us) == (placement, step_us, single_us)
+
+
+def test_a_step_is_compared_with_the_first_device_at_its_speed() -> None:
+    graph, cluster = _two_branches(), Cluster((Device("device:0", speed=0.5), Device("device:1")), Link(1.0, 1.0))
+    captured = Captured(graph, graph, Profile(graph.fingerprint, {}, "", 0, {}))
+    placement = place(TrainRequest("gpt2", PlanRequest("single")), captured, (cluster, None))
+    assert (placement.single.makespan_us, placement.result.predicted_step_us) == (40.0, 20.0)
 
 
 def test_one_device_is_predicted_with_the_others_idle() -> None:

@@ -70,6 +70,13 @@ def test_a_plan_is_what_the_command_makes_and_what_it_simulates_to(run: baechi_e
     assert (tmp_path / "run" / "report.html").is_file()
 
 
+def test_the_speedup_is_over_the_first_device_at_its_speed(run: baechi_ext.Run) -> None:
+    devices = tuple(replace(device, speed=0.5 if d == 0 else 1.0) for d, device in enumerate(run.cluster.devices))
+    slower = run.what_if(devices=replace(run.cluster, devices=devices))
+    assert slower.single_us == 2 * run.single_us
+    assert slower.speedup == slower.single_us / slower.step_us
+
+
 def test_what_is_pinned_stays_there_and_the_run_is_as_it_was(run: baechi_ext.Run, tmp_path: Path) -> None:
     before = run.plan
     pinned = run.pin("lstm*", "device:3").pin("input_0", 1)

@@ -63,10 +63,11 @@ def compared(
 ) -> Comparison:
     """Every method's plan of a captured step, predicted and measured, and kept where files are."""
     train, found = request.train, backend.cluster()
+    single = one_device_timeline(captured.alone, found[0].devices[0].speed)
     contenders = [_compiled(backend, captured)] if train.compile else []
     contenders += checked_contenders(captured, scale_links(found[0], train.comm_cost_factor), backend, request.plans)
     contenders += _beside_auto(request, backend, contenders, found, engines)
-    variants = loaded_contenders(captured, contenders, backend, engines)
+    variants = loaded_contenders(captured, contenders, backend, single, engines)
     if train.out is not None:
         begin_run(Path(train.out))
         keep_plans(Path(train.out), captured, contenders, _fastest(contenders), train.made_by)
@@ -77,7 +78,7 @@ def compared(
         executor=backend.kind if train.framework == "torch" else f"TensorFlow, {backend.kind}",
         contenders=tuple(contenders),
         measurement=measurement,
-        single=one_device_timeline(captured.alone),
+        single=single,
         peaks_measured_by=backend.peaks_measured_by,
         notes=(
             *notes,
@@ -133,7 +134,8 @@ def checked_contenders(
 ) -> list[Contender]:
     """Every method's plan, run and checked: it computes what the unplaced step does, unless random numbers are relaxed. Of `single` it is
     the one-device program. What a method raises is its refusal; the others go on. Raises KeyboardInterrupt."""
-    contenders, single = [Contender(method, step=captured) for method in plans], one_device_timeline(captured.alone)
+    contenders = [Contender(method, step=captured) for method in plans]
+    single = one_device_timeline(captured.alone, cluster.devices[0].speed)
     for number, contender in enumerate(contenders, start=1):
         request, of_all = plans[contender.method], f" ({number} of {len(plans)})"
         try:
@@ -182,7 +184,7 @@ def _beside_auto(
     if auto is None or auto.result is None or request.train.microbatches == 1:
         return []
     whole, parts, cluster = auto.step, request.train.microbatches, found[0]
-    best = Placement(whole.graph, None, auto.result, one_device_timeline(whole.alone))
+    best = Placement(whole.graph, None, auto.result, one_device_timeline(whole.alone, cluster.devices[0].speed))
     if parts is None and is_near_least(best, cluster):
         return []
     train = replace(request.train, plan=request.plans[AUTO])
@@ -209,7 +211,7 @@ def in_parts(
             raise KeyboardInterrupt
         contender.step = replace(captured, graph=placement.graph)
         contender.result, contender.notes = placement.result, [*placement.result.notes, *captured.notes]
-        _check(contender, backend, one_device_timeline(whole.alone))
+        _check(contender, backend, one_device_timeline(whole.alone, found[0].devices[0].speed))
     except BaechiError as e:
         contender.refusal = str(e)
     return contender
@@ -235,10 +237,10 @@ def _of_engines(engines: Engines[C, L], whole: C, best: Placement, cluster: Clus
 
 
 def loaded_contenders(
-    captured: C, contenders: Sequence[Contender], backend: PlacingBackend[C, L], engines: Engines[C, L] | None = None
+    captured: C, contenders: Sequence[Contender], backend: PlacingBackend[C, L], single: Timeline, engines: Engines[C, L] | None = None
 ) -> dict[str, L]:
     """The steps that are measured, by method; where one can't be loaded beside the others, that is its refusal."""
-    single, loaded = one_device_timeline(captured.alone), dict[str, L]()
+    loaded: dict[str, L] = {}
     for contender in contenders:
         if not contender.refusal:
             timeline, alone = contender.program(single)

@@ -194,22 +194,29 @@ def plan_hybrid(graph: OpGraph, cluster: Cluster, request: PlanRequest, sharding
 
 
 def whole_if_faster(result: PlanResult, graph: OpGraph, cluster: Cluster, request: PlanRequest, single: Timeline) -> PlanResult:
-    """`result`; or all ops on one device, where `auto` splits the graph for hardly less than `single`, one device with the others idle.
+    """`result`; or all ops on one device, where `auto` splits the graph for hardly less than that, the others idle, takes.
 
     The graph's costs are of devices at work beside others, by which one device looks slower than it is. So a plan that leaves the others
     idle comes back with the costs of `single`.
     """
-    worth = result.predicted_step_us < (1 - LEAST_GAIN) * single.makespan_us
+    alone = single.graph
+    least_us = alone.total_compute_us() / cluster.devices[cluster.fastest].speed
+    worth = result.predicted_step_us < (1 - LEAST_GAIN) * least_us
     if request.method == "auto" and result.splits and not (request.pins or result.interrupted or worth):
         with contextlib.suppress(InfeasibleError):
             whole = plan(graph, cluster, replace(request.without_grouping(), method="single", initial_plan=None, device_map=None))
             spent = result.placement_seconds + whole.placement_seconds
-            kept = replace(whole.plan, method=result.plan.method, placement_seconds=spent)
-            result = replace(whole, plan=kept, notes=result.notes, untried=result.untried)
-    if result.splits:
-        return result
-    alone = _judged(begin(request.method, single.graph, cluster, request.options), result)
-    return replace(alone, plan=replace(alone.plan, placement_seconds=result.placement_seconds))
+            judged = _judged_alone(whole, alone, cluster, request)
+            if result.predicted_step_us >= (1 - LEAST_GAIN) * judged.predicted_step_us:
+                kept = replace(judged.plan, method=result.plan.method, placement_seconds=spent)
+                return replace(judged, plan=kept, notes=result.notes, untried=result.untried)
+    return result if result.splits else _judged_alone(result, alone, cluster, request)
+
+
+def _judged_alone(result: PlanResult, alone: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
+    """A plan that leaves all devices but one idle, with the costs that ops have there."""
+    judged = _judged(begin(request.method, alone, cluster, request.options), result)
+    return replace(judged, plan=replace(judged.plan, placement_seconds=result.placement_seconds))
 
 
 def _mismatches(graph: OpGraph, cluster: Cluster, request: PlanRequest, placement: Sequence[int]) -> tuple[str, ...]:

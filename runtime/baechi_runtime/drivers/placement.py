@@ -47,7 +47,7 @@ class Placement:
     """None on workers other than 0."""
     result: PlanResult
     single: Timeline
-    """The prediction for one device."""
+    """The prediction for one device: device 0, at its speed, with the others idle."""
     probe: LinkProbe | None = None
     """None where the link was not probed: one that was given, or that an earlier run probed."""
     notes: tuple[str, ...] = ()
@@ -71,7 +71,8 @@ def place(
     Raises what baechi_runtime.drivers.pipeline's `plan` and `plan_hybrid` raise.
     """
     cluster, probe = found
-    graph, single, cluster = captured.graph, one_device_timeline(captured.alone), scale_links(cluster, request.comm_cost_factor)
+    graph, cluster = captured.graph, scale_links(cluster, request.comm_cost_factor)
+    single = one_device_timeline(captured.alone, cluster.devices[0].speed)
     if sharding is None:
         result = pipeline.plan_watched(graph, cluster, request.plan, pipeline.plan)
         result = pipeline.whole_if_faster(result, graph, cluster, request.plan, single)
@@ -154,7 +155,7 @@ def _wanted(request: TrainRequest) -> int | Sequence[int] | None:
 def _in_parts(backend: Splitting[C], whole: C, parts: int | Sequence[int], found: tuple[Cluster, LinkProbe | None]) -> tuple[C, Placement]:
     captured = backend.in_parts(whole, parts)
     placement = place(backend.request, captured, found)
-    return captured, replace(placement, single=one_device_timeline(whole.alone))
+    return captured, replace(placement, single=one_device_timeline(whole.alone, found[0].devices[0].speed))
 
 
 def is_near_least(placement: Placement, cluster: Cluster) -> bool:

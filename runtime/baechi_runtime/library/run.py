@@ -3,6 +3,7 @@ a further Run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -71,10 +72,10 @@ class Run:
         """Microseconds that no plan for these devices can be faster than."""
         return self.plan.lower_bound_us
 
-    @property
+    @cached_property
     def single_us(self) -> float:
-        """Microseconds of the predicted step on one device."""
-        return self._step.single.makespan_us
+        """Microseconds of the predicted step on one device, the first, with the others idle."""
+        return self._step.single_on(self.cluster).makespan_us
 
     @property
     def speedup(self) -> float:
@@ -272,7 +273,7 @@ def on_hardware(graph: OpGraph, request: PlanRequest, target: Hardware, cluster:
     Raises ProfileError where ops have no counts, and what planning raises."""
     there = of_graph(costs_on(graph, target))
     result = there.plan(request, cluster)
-    facts = Elsewhere(target, None, there.single, there.graph).facts(result)
+    facts = Elsewhere(target, None, there.single_on(cluster), there.graph).facts(result)
     return Run(there, request, replace(result, notes=(*result.notes, *(f"{name}: {fact}" for name, fact in facts.items()))))
 
 

@@ -42,19 +42,25 @@ class Step:
     name: str
     graph: OpGraph
     """With the costs of devices that work side by side."""
-    single: Timeline
-    """On one device that works alone."""
+    alone: OpGraph
+    """With the costs of a device that works alone."""
     profile: Profile | None = None
     """None where the graph came with its costs."""
 
     def plan(self, request: PlanRequest, cluster: Cluster, number: str = "") -> PlanResult:
         """The step's plan on these devices. Raises what `pipeline.plan` raises."""
         result = pipeline.plan_watched(self.graph, cluster, request, pipeline.plan, number)
-        return result if self.profile is None else pipeline.whole_if_faster(result, self.graph, cluster, request, self.single)
+        if self.profile is None:
+            return result
+        return pipeline.whole_if_faster(result, self.graph, cluster, request, self.single_on(cluster))
+
+    def single_on(self, cluster: Cluster) -> Timeline:
+        """The step on the first of these devices, with the others idle."""
+        return one_device_timeline(self.alone, cluster.devices[0].speed)
 
     def placement(self, result: PlanResult) -> Placement:
         """A plan of the step, as what runs steps takes it."""
-        return Placement(result.plan.graph, self.profile, result, self.single)
+        return Placement(result.plan.graph, self.profile, result, self.single_on(result.plan.cluster))
 
     def apply(self, result: PlanResult, request: PlanRequest, options: ApplyOptions) -> Any:
         """Has the step run by a plan. Raises OptionError where there is nothing to run."""
@@ -89,7 +95,7 @@ def _known(options: ApplyOptions, names: Sequence[str], what: str) -> dict[str, 
 
 def of_graph(graph: OpGraph) -> Step:
     """The step of a costed graph."""
-    return Step(name=graph.name or "graph", graph=graph, single=one_device_timeline(graph))
+    return Step(name=graph.name or "graph", graph=graph, alone=graph)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +135,7 @@ def of_module(module: "nn.Module", inputs: Any, options: "ParallelizeOptions") -
     from baechi_runtime.torch.calls.parallelize import plan_call
 
     graph, placement = plan_call(module, inputs, options)
-    known: dict[str, Any] = {"name": type(module).__name__, "graph": graph, "single": placement.single, "profile": placement.profile}
+    known: dict[str, Any] = {"name": type(module).__name__, "graph": graph, "alone": placement.single.graph, "profile": placement.profile}
     return ModuleStep(**known, module=module, inputs=inputs, options=options), placement.result
 
 
@@ -166,7 +172,7 @@ def of_function(function: Any, inputs: Any, options: "TensorFlowOptions") -> tup
     from baechi_runtime.tensorflow.calls.parallelize import plan_call
 
     call, graph, placement = plan_call(function, inputs, options)
-    known: dict[str, Any] = {"name": call.step.name, "graph": graph, "single": placement.single, "profile": placement.profile}
+    known: dict[str, Any] = {"name": call.step.name, "graph": graph, "alone": placement.single.graph, "profile": placement.profile}
     return FunctionStep(**known, call=call, options=options), placement.result
 
 
@@ -198,7 +204,7 @@ def of_model(request: TrainRequest) -> tuple[Step, PlanResult]:
     def drive(backend: "PlacingBackend[Any, Any]") -> tuple[Step, PlanResult]:
         captured = backend.capture()
         placement = place(request, captured, backend.cluster())
-        step = ModelStep(name=request.model, graph=captured.graph, single=placement.single, profile=captured.profile, request=request)
+        step = ModelStep(name=request.model, graph=captured.graph, alone=captured.alone, profile=captured.profile, request=request)
         return step, placement.result
 
     return of_one_process(on_devices(request, drive))

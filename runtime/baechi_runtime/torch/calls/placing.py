@@ -107,7 +107,7 @@ def _placed_as_kept(request: TrainRequest, executor: Executor, captured: OpGraph
     if cluster != kept.plan.cluster:
         return None
     host = host_of(request)
-    single = one_device_timeline(attach_costs(captured, kept.profile, host=host))
+    single = one_device_timeline(attach_costs(captured, kept.profile, host=host), cluster.devices[0].speed)
     splits = len(set(kept.plan.placement)) > 1
     graph = attach_costs(captured, kept.profile, contended=len(executor.devices) > 1, host=host) if splits else single.graph
     planned = _prepared(request, executor, graph)

@@ -105,7 +105,7 @@ def search(asked: dict[str, Any]) -> None:
     profile, cluster = Profile.from_json(asked["profile"], graph), Cluster.from_json(asked["cluster"])
     together, alone = attach_costs(graph, profile, contended=len(cluster) > 1), attach_costs(graph, profile)
     result = pipeline.plan(together, cluster, request)
-    result = pipeline.whole_if_faster(result, together, cluster, request, one_device_timeline(alone))
+    result = pipeline.whole_if_faster(result, together, cluster, request, one_device_timeline(alone, cluster.devices[0].speed))
     kept = KeptPlan(profile, result.plan, result.notes, result.untried)
     if reason := keep_plan(Path(asked["cache"]), asked["key"], kept, MadeBy(tuple(asked["command"]))):
         raise BaechiError(reason)

@@ -235,7 +235,8 @@ def placement_from_json(captured: CapturedCall, value: Mapping[str, Any]) -> Pla
     timeline = timeline_from_json(captured.graph, value["timeline"])
     plan = Plan.from_json(value["plan"], timeline.graph)
     trial = Trial(plan.placement, plan.priority, Simulator(timeline.graph, timeline.cluster))
-    return Placement(timeline.graph, None, PlanResult(plan, trial), one_device_timeline(timeline.graph), None)
+    single = one_device_timeline(timeline.graph, timeline.cluster.devices[0].speed)
+    return Placement(timeline.graph, None, PlanResult(plan, trial), single, None)
 
 
 def _laid_out(value: Tensor, like: Tensor, *, is_new: bool) -> Tensor:
