@@ -4,6 +4,7 @@ import shlex
 from typing import Any
 
 from baechi_ext.cost import attach_costs
+from baechi_ext.cost.profile import Host
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.files.run_folder import RunFolder
@@ -86,12 +87,13 @@ def _verdict(run: RunFolder, report: Run) -> Verdict:
 
 
 def _on_one_device(run: RunFolder) -> Timeline:
-    """The step on one device, which no other one at work slows down, as a Run of the library has it."""
-    profile = run.profile
+    """The step on the first device, which no other one at work slows down, as a Run of the library has it."""
+    profile, speed = run.profile, run.plan.cluster.devices[0].speed
     if run.of_groups or profile is None or profile.contention is None:
-        return one_device_timeline(run.graph)
+        return one_device_timeline(run.graph, speed)
     # The graph says if one thread gives all devices their work; where each has its own, or is a core, an op takes no less than its thread.
-    return one_device_timeline(attach_costs(run.graph, profile, host="one" if any(op.issue_us for op in run.graph.ops) else "each"))
+    host: Host = "one" if any(op.issue_us for op in run.graph.ops) else "each"
+    return one_device_timeline(attach_costs(run.graph, profile, host=host), speed)
 
 
 def _facts(run: RunFolder, report: Run) -> list[tuple[str, str]]:
