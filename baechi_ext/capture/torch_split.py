@@ -164,6 +164,8 @@ class _Proof:
     """See Call."""
     sums: "set[fx.Node]" = field(default_factory=set)
     """The nodes that are sums over the parts."""
+    linear: "set[fx.Node]" = field(default_factory=set)
+    """Those of them that are made of each part's share of other sums."""
 
     def complete(self, nodes: _Nodes) -> None:
         """Adds what follows from the inputs. Raises CaptureError at the first op that may mix examples."""
@@ -186,6 +188,7 @@ class _Proof:
         if node.all_input_nodes and self.sums.issuperset(node.all_input_nodes) and _is_linear(node):
             self.calls[node] = call_of(node, self.states, self.batch), [SUM]
             self._note(node, SUM)
+            self.linear.add(node)
             return
         if self.states.keys().isdisjoint(node.all_input_nodes):
             return
@@ -339,7 +342,7 @@ class _Emitter:
         def argument(read: "fx.Node") -> "fx.Node":
             if read in scaled:
                 return scaled[read]
-            if read in self.proof.states or node in self.proof.sums and read in self.proof.sums:
+            if read in self.proof.states or node in self.proof.linear:
                 return self.parts[read][k]
             return self._cut(read, cut[read], node)[k] if read in cut else self._as_whole(read)
 

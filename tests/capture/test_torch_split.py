@@ -217,6 +217,10 @@ ALIKE: dict[str, tuple[Function, Sequence[Tensor]]] = {
         lambda x, y, t, w: F.binary_cross_entropy_with_logits(x @ w, y.sigmoid(), weight=t, pos_weight=w[0].detach().exp()),
         [r(5, 4), r(5, 4), r(5, 1)],
     ),
+    "pairs weighted by a sum over the batch": (
+        lambda x, y, w: F.binary_cross_entropy_with_logits(x @ w, y.sigmoid(), pos_weight=y.sigmoid().sum(0), reduction="sum"),
+        [r(5, 4), r(5, 4)],
+    ),
 }
 
 
