@@ -64,6 +64,8 @@ def test_a_training_that_goes_on_keeps_its_parts(run: Run, tmp_path: Path) -> No
     assert code == 0, err
     code, again, err = run(*begun[:-1], "--train_steps=4", *resumed)  # a method that splits nothing by itself
     assert code == 0, err
+    code, _, err = run(*begun[:-1], "--train_steps=5", "--dropout=0.4", *resumed)
+    assert (code, "its dropout is 0.1, here it is 0.4" in err) == (1, True), err
     code, whole, err = run(*begun, "--train_steps=4")
     assert code == 0, err
     first, second, never = (json.loads(text)["losses"] for text in (out, again, whole))

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import pickle
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
 from baechi_runtime.drivers.training import Progressed, train_on
 from baechi_runtime.drivers.training import train as train_model
 from baechi_runtime.files.checkpoint_folder import CheckpointFolder, Shard, sealed, verify_shard, written_shard
+from baechi_runtime.models.registry import ModelOptions, effective_options
+from baechi_runtime.models.torch import gpt2
 from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
 from baechi_runtime.torch.backend import TrainedStep
 from baechi_runtime.torch.lowering.devices import cpu_devices, one_thread
@@ -49,12 +51,13 @@ def train(
     optimizer: str = "adam",
     resume: bool = False,
     plan: tuple[int, int] = (2, 1),
+    **training: object,
 ) -> Progressed:
     """A run with a checkpoint after every second step; `plan` is the number of devices, and a seed."""
     with ThreadExecutor(cpu_devices(3), timeout_seconds=60.0) as executor:
         loaded = placed(name, optimizer, *plan, executor)
         options = RunOptions(steps, None if folder is None else str(folder), 2, resume)
-        return train_on(TrainedStep(loaded), options, TRAINING, lambda _: None)
+        return train_on(TrainedStep(loaded), options, TRAINING | training, lambda _: None)
 
 
 def reseal(path: Path, **changes: object) -> None:
@@ -146,6 +149,26 @@ def test_another_training_is_refused(tmp_path: Path) -> None:
     reseal(tmp_path / "step_00000002" / "checkpoint.json", training={**TRAINING, "learning_rate": 0.1})
     with pytest.raises(CheckpointError, match="is of another training: its learning_rate is 0.1, here it is 0.05"):
         train(tmp_path, 4, resume=True)
+
+
+@pytest.mark.parametrize("options", [{"dropout": 0.1}, {}, None])
+def test_other_options_of_the_model_are_refused(tmp_path: Path, options: dict | None) -> None:
+    """The graph is the same."""
+    train(tmp_path, 2, options=options)
+    with pytest.raises(CheckpointError, match="is of another training: its dropout is .*, here it is 0.5"):
+        train(tmp_path, 4, resume=True, options={"dropout": 0.5, "d_model": 8})
+
+
+def test_checkpoints_without_the_models_options_are_gone_on_from(tmp_path: Path) -> None:
+    """Those of earlier versions."""
+    train(tmp_path, 2)
+    assert train(tmp_path, 4, resume=True, options={"dropout": 0.5}).resumed_from == 2
+
+
+def test_the_options_of_a_model_are_those_that_it_is_built_with() -> None:
+    given = effective_options("gpt2", ModelOptions(dropout=0.3, num_devices=4, seed=2))
+    assert given == {**asdict(gpt2.Options()), "dropout": 0.3}
+    assert "num_devices" not in effective_options("gnmt_v2", ModelOptions(num_devices=4))
 
 
 def test_tensors_of_another_model_are_refused(tmp_path: Path) -> None:

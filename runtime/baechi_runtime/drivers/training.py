@@ -26,6 +26,7 @@ from baechi_runtime.host.interrupts import finished_first
 from baechi_runtime.measure.parity_result import Parity, require_parity
 from baechi_runtime.measure.samples import Measurement
 from baechi_runtime.measure.timing import WARMUP
+from baechi_runtime.models.registry import effective_options
 from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.progress import progress, rounds
 from baechi_runtime.report.report import COMPILED, ParityCheck
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 _TO_CHECKPOINT_SECONDS = 2.5
 """Time for an interrupted step, and the checkpoint after it, to end. Longer ones are dropped."""
+_OPTIONS = "options"
+"""The field of a checkpoint's `training` for the model's options, not all of which its graph tells: the rate of dropout is in none."""
 T = TypeVar("T")
 S = TypeVar("S")
 C = TypeVar("C", bound=Captured)
@@ -185,6 +188,7 @@ def _trained(backend: TrainingBackend[C, L], captured: C, placement: Placement, 
         "learning_rate": request.learning_rate,
         "seed": request.model_options.seed,
         "devices": backend.arithmetic(),
+        _OPTIONS: effective_options(request.model, request.model_options, request.framework),
     }
     if captured.microbatches is not None:
         training["microbatches"] = list(captured.microbatches)
@@ -279,6 +283,12 @@ def train_on(placed: Trained, options: RunOptions, training: Mapping[str, Any], 
     return Progressed(tuple(losses), found.step if found else None, tuple(step_us), saver.saved)
 
 
+def _flat(training: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of what is trained, with the model's options among them."""
+    options = training.get(_OPTIONS)
+    return {**{what: training[what] for what in training if what != _OPTIONS}, **options} if isinstance(options, Mapping) else training
+
+
 class _Saver:
     """Writes and finds the checkpoints of one run; without a folder it does nothing."""
 
@@ -309,8 +319,11 @@ class _Saver:
         return found
 
     def _require_same(self, found: Checkpoint) -> None:
-        for what in dict.fromkeys([*self.training, *found.training]):
-            given, own = found.training.get(what), self.training.get(what)
+        begun, here = _flat(found.training), _flat(self.training)
+        if _OPTIONS not in found.training:  # of an earlier version
+            here = {what: here[what] for what in self.training if what != _OPTIONS}
+        for what in dict.fromkeys([*here, *begun]):
+            given, own = begun.get(what), here.get(what)
             if given != own:
                 raise CheckpointError(
                     f"{found.folder} is of another training: its {what} is {given!r}, here it is {own!r}; give the flags that it was "

@@ -127,3 +127,10 @@ def chosen_options(name: str, options: ModelOptions, framework: str = "torch") -
             takers = ", ".join(other for other, m in FRAMEWORKS[framework].items() if field in m.takes)
             raise OptionError(f"--{field} is not an option of {name}; " + (f"it is one of {takers}" if takers else "drop it"))
     return {field: value for field, value in given.items() if field in model.takes}
+
+
+def effective_options(name: str, options: ModelOptions, framework: str = "torch") -> dict[str, Any]:
+    """All options that say what a model computes, with its own defaults. Raises what `chosen_options` raises."""
+    effective = asdict(code_of(name, framework).Options(**chosen_options(name, options, framework)))
+    effective.pop("num_devices", None)
+    return effective
