@@ -157,6 +157,12 @@ def test_same_seed_same_step(name: str) -> None:
     assert all(torch.equal(v, b.state()[n]) for n, v in a.state().items())
 
 
+def test_the_batch_of_a_model_is_known_without_its_flag() -> None:
+    """NASNet's goes by its size."""
+    step = make_step("nasnet", ModelOptions(nasnet_cells=1, nasnet_filters=4), optimizer_spec("sgd", 0.1))
+    assert step.batch == len(step.inputs[0]) == len(step.inputs[-1]) == 8
+
+
 def test_an_eager_step_elsewhere_has_weights_of_its_own() -> None:
     step = make_step("rnnlm", ModelOptions(batch_size=2, vocab_size=8, rnn_units=4, max_seq_length=4), optimizer_spec("sgd", 0.1))
     here, elsewhere = (EagerStep(step, torch.device(kind)) for kind in ("cpu", "meta"))

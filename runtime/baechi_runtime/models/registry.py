@@ -115,7 +115,8 @@ def make_step(name: str, options: ModelOptions, optimizer: "OptimizerSpec") -> "
     built = code.Options(**chosen)
     module, inputs = code.build(built)
     module = module if model.has_loss else WithLoss(module)
-    return TrainingStep(name, module, inputs, optimizer, options.seed, built.batch_size, model.batch_dim)
+    batch = built.batch_size or inputs[0].shape[model.batch_dim]  # NASNet's is that of its size
+    return TrainingStep(name, module, inputs, optimizer, options.seed, batch, model.batch_dim)
 
 
 def chosen_options(name: str, options: ModelOptions, framework: str = "torch") -> dict[str, Any]:
