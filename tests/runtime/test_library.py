@@ -199,7 +199,7 @@ def planned() -> tuple[Mixture, Tensor, baechi_ext.Run]:
     torch.compiler.reset()
     torch.manual_seed(0)
     model, x = Mixture(), torch.randn(16, 32)
-    return model, x, baechi_ext.plan(model, (x,), devices=2, method="round_robin")
+    return model, x, baechi_ext.plan(model, (x,), devices=2, method="round_robin", device_memory="2GiB")
 
 
 def test_planning_a_module_leaves_it_as_it_was(one_thread: None) -> None:
@@ -289,7 +289,8 @@ def test_a_module_is_planned_for_hardware_and_left_as_it_was(one_thread: None) -
 def test_a_module_is_measured_by_several_methods(planned: tuple[Mixture, Tensor, baechi_ext.Run], one_thread: None) -> None:
     model, _, run = planned
     before = [p.grad for p in model.parameters()]
-    compared = run.compare("round_robin", measure=True)
+    compared = run.what_if(device_memory="1GiB").compare("round_robin", measure=True)
+    assert [device.memory_bytes for device in compared["round_robin"].cluster.devices] == [2**30] * 2
     assert compared.measured is not None
     assert compared.measured.measured == ("single", "round_robin")
     assert set(compared) == {"single", "round_robin"}
@@ -312,14 +313,15 @@ def test_a_plan_of_what_the_module_was_is_not_run(one_thread: None) -> None:
 
 
 def test_a_model_is_planned_and_its_step_measured() -> None:
-    run = baechi_ext.plan("wide_towers", {"image_size": 8, "batch_size": 2}, devices=2, method="m_etf", optimizer="adam")
+    run = baechi_ext.plan("wide_towers", {"image_size": 8, "batch_size": 2}, devices=2, method="m_etf", optimizer="adam", device_memory="2GiB")
     assert {op.phase for op in run.graph.ops} == set(PHASES)
     pinned = run.pin("towers.0*", 1)
     report = pinned.apply(num_steps=2)
     assert report.result.plan.placement == pinned.plan.placement
     assert report.parity.passed
     assert re.match(r"\S+ times as fast as|Inconclusive: ", repr(report))
-    compared = run.compare("round_robin", measure=True)
+    compared = run.what_if(device_memory="1GiB").compare("round_robin", measure=True)
+    assert [device.memory_bytes for device in compared["round_robin"].cluster.devices] == [2**30] * 2
     assert set(compared.measured.measurement.samples) == {"eager", "single", "round_robin"}
     assert compared.best in compared.values()
     said, html = compared.measured.recommendation(), compared._repr_html_()

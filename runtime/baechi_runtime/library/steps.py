@@ -78,7 +78,8 @@ class Step:
         with TemporaryDirectory() as folder:
             costs = Path(folder) / "costs.json"
             self.profile.save(costs)
-            yield replace(request, num_devices=len(cluster), cluster=cluster, cost_path=str(costs))
+            # How much memory they have was said once for all; now the devices say it.
+            yield replace(request, num_devices=len(cluster), cluster=cluster, device_memory=None, cost_path=str(costs))
 
     def _no_code(self) -> OptionError:
         return OptionError(
@@ -126,7 +127,7 @@ class ModuleStep(Step):
         devices = self.options.devices
         if len(cluster) != (devices if isinstance(devices, int) else len(devices)):
             devices = len(cluster) if isinstance(devices, int) else [f"cuda:{d}" for d in range(len(cluster))]
-        return replace(self.options, devices=devices, cluster=cluster)
+        return replace(self.options, devices=devices, cluster=cluster, device_memory=None)
 
 
 def of_module(module: "nn.Module", inputs: Any, options: "ParallelizeOptions") -> tuple[Step, PlanResult]:
@@ -156,7 +157,8 @@ class FunctionStep(Step):
         given = _known(options, ("verify_steps", "keep_placed", "timeout_seconds"), "a TensorFlow step")
         cluster = result.plan.cluster
         pins = tuple(map(str, request.pins))
-        chosen = replace(self.options, devices=len(cluster), cluster=cluster, method=request.method, pins=pins, **given)
+        there = replace(self.options, devices=len(cluster), cluster=cluster, device_memory=None)
+        chosen = replace(there, method=request.method, pins=pins, **given)
         return apply_plan(self.call, chosen, self.placement(result))
 
     def compare(self, requests: Mapping[str, PlanRequest], cluster: Cluster) -> Comparison:
