@@ -12,6 +12,7 @@ from baechi_ext.cost import Profile
 from baechi_ext.errors import FileError, MismatchError
 from baechi_ext.hybrid.plan import HybridPlan, load_plan
 from baechi_ext.ir import OpGraph, Plan
+from baechi_ext.ir.cluster import Device
 from baechi_ext.ir.files import make_folder, read_json, write_json
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.measured import MeasuredStep
@@ -50,8 +51,8 @@ class RunFolder:
     report: Mapping[str, Any] | None
     measured: MeasuredStep | None
     """None where the plan has not been run yet."""
-    of_groups: bool = False
-    """True if the devices of `plan` are groups of a hybrid plan's, and its graph is not that of the folder's file."""
+    hybrid: HybridPlan | None = None
+    """The plan in the folder's file where it is one on groups of devices."""
 
     @classmethod
     def load(cls, path: str | Path) -> "RunFolder":
@@ -73,12 +74,27 @@ class RunFolder:
         profile = Profile.load(folder / "profile.json", graph) if (folder / "profile.json").is_file() else None
         report = _read_report(folder / "report.json") if (folder / "report.json").is_file() else None
         measured = MeasuredStep.load(folder / MEASURED, graph) if (folder / MEASURED).is_file() else None
-        of_groups = isinstance(plan, HybridPlan)
-        if isinstance(plan, HybridPlan):
-            plan = plan.of_groups
+        hybrid = plan if isinstance(plan, HybridPlan) else None
+        if hybrid is not None:
+            plan = hybrid.of_groups
         if measured is not None:
             _require_same_plan(plan, measured, folder)
-        return cls(folder, plan.graph, plan, profile, report, measured, of_groups)
+        return cls(folder, plan.graph, plan, profile, report, measured, hybrid)
+
+    @property
+    def whole(self) -> OpGraph:
+        """The graph of the whole step, on however many devices an op of it runs."""
+        return self.graph if self.hybrid is None else self.hybrid.graph
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The single devices, also where those of `plan` are groups."""
+        return (self.plan if self.hybrid is None else self.hybrid).cluster.devices
+
+    @property
+    def splits(self) -> bool:
+        """True if more than one device has something to do."""
+        return len(set(self.plan.placement)) > 1 or (self.hybrid is not None and self.hybrid.group_size > 1)
 
     @cached_property
     def timeline(self) -> Timeline:

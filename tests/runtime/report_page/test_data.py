@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 
 from baechi_ext.cost import Contention, OpProfile, Profile
 from baechi_ext.errors import FileError
+from baechi_ext.hybrid.placer import hybrid
 from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.ir.cluster import Link
+from baechi_ext.place.registry import place
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.files.run_folder import COMPARISON, RunFolder
 from baechi_runtime.measure.samples import Samples
@@ -21,6 +25,7 @@ from baechi_runtime.report.palette import DEVICES, device_colour, text_colour
 from baechi_runtime.report.reading import results_of
 from baechi_runtime.report.report import Comparison, Step, Training
 from baechi_runtime.report.tables import as_size, as_time
+from tests.hybrid.steps import layer, step
 from tests.runtime.report_page.runs import ENDING, HOSTILE, comparison, report_of, towers, write_plan, write_run
 
 
@@ -72,10 +77,42 @@ def test_an_op_that_was_not_seen_to_run_has_no_times(run: RunFolder) -> None:
     assert [v for v, start in enumerate(measured["start_us"]) if start is None] == [missing]
 
 
-def test_a_plan_names_its_graph_unless_its_devices_are_groups(run: RunFolder) -> None:
+def of_groups(tmp_path: Path, devices: int, layers: int, memory_bytes: float | None = None) -> RunFolder:
+    """The folder of a plan on pairs of devices, over which each of some equal layers is split."""
+    folder = tmp_path / f"hybrid_{devices}"
+    folder.mkdir()
+    graph, sharding = step([layer(f"layer.{i}", 2) for i in range(layers)])
+    link = Link(us_per_byte=0.001, latency_us=1)
+    found = hybrid(graph, Cluster.uniform(devices, memory_bytes=memory_bytes, link=link), sharding, partial(place, "m_etf"))
+    graph.save(folder / "graph.json")
+    found.plan.save(folder / "plan.json")
+    return RunFolder.load(folder)
+
+
+@pytest.mark.parametrize(("devices", "layers", "gain"), [(2, 1, 2.0), (4, 2, 4.0)])
+def test_a_plan_on_groups_is_compared_with_the_whole_step_on_one_device(tmp_path: Path, devices: int, layers: int, gain: float) -> None:
+    """Each op runs on the two devices of a group, which is not one device."""
+    run = of_groups(tmp_path, devices, layers)
+    top = headline(run, Step())
+    assert run.hybrid is not None
+    assert top["verdict"]["large"] == f"{gain:.2f} times as fast as one device, predicted"
+    names = ", ".join(f"device:{d}" for d in range(devices))
+    assert top["lead"].startswith(f"hybrid on {devices} devices in groups of 2 ({names}), {layers} op")
+
+
+def test_a_whole_step_that_no_device_of_a_group_holds(tmp_path: Path) -> None:
+    run = of_groups(tmp_path, 2, 1, memory_bytes=200)
+    held = one_device_timeline(run.whole).peak_memory_bytes[0]
+    assert run.timeline.peak_memory_bytes[0] < 200 < held
+    verdict = headline(run, Step())["verdict"]
+    assert verdict["large"] == "One device does not hold it"
+    assert as_size(held) in verdict["text"]
+
+
+def test_a_plan_names_its_graph_unless_its_devices_are_groups(run: RunFolder, tmp_path: Path) -> None:
     """Then it is of another graph than that of the folder, and can't be saved."""
     assert page_data(run)["plan"]["graph_fingerprint"] == run.graph.fingerprint
-    assert "graph_fingerprint" not in page_data(replace(run, of_groups=True))["plan"]
+    assert "graph_fingerprint" not in page_data(of_groups(tmp_path, 4, 2))["plan"]
 
 
 def test_a_backward_op_has_the_module_of_its_forward_op(run: RunFolder) -> None:

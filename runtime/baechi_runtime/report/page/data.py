@@ -71,7 +71,7 @@ def _modules(graph: OpGraph) -> list[str | None]:
 def _plan(run: RunFolder) -> dict[str, Any]:
     """The plan's file without what is as long as the graph, and priorities in the ops' order. One of groups of devices names no graph."""
     value = run.plan.to_json()
-    whole = {"placement", "op_digests", "peak_memory_bytes", "options", "command"} | ({"graph_fingerprint"} if run.of_groups else set())
+    whole = {"placement", "op_digests", "peak_memory_bytes", "options", "command"} | ({"graph_fingerprint"} if run.hybrid else set())
     kept = {name: found for name, found in value.items() if name not in whole}
     return kept | {"priority": None if run.plan.priority is None else list(run.plan.priority)}
 

@@ -32,9 +32,10 @@ def headline(run: RunFolder, report: Run) -> dict[str, Any]:
 
 
 def _lead(run: RunFolder) -> str:
-    names, ops = [d.name for d in run.plan.cluster.devices], len(run.graph)
+    names, ops = [d.name for d in run.devices], len(run.graph)
     shown = ", ".join(names[:_MOST_NAMES]) + (", \u2026" if len(names) > _MOST_NAMES else "")
-    return f"{run.plan.method} on {len(names)} device{'s' * (len(names) != 1)} ({shown}), {ops} op{'s' * (ops != 1)}"
+    groups = "" if run.hybrid is None else f" in groups of {run.hybrid.group_size}"
+    return f"{run.plan.method} on {len(names)} device{'s' * (len(names) != 1)}{groups} ({shown}), {ops} op{'s' * (ops != 1)}"
 
 
 def _figures(run: RunFolder, report: Run) -> list[dict[str, str]]:
@@ -73,11 +74,11 @@ def _verdict(run: RunFolder, report: Run) -> Verdict:
         if report.recommended == SINGLE:
             large = "Don't split"
         return verdict("doubt" if doubts else "good", "Inconclusive" if doubts else large, report.recommendation)
-    found = step_verdict(report, splits=len(set(run.plan.placement)) > 1)
+    found = step_verdict(report, splits=run.splits)
     if found is not None:
         return found
     step_us, whole = run.timeline.makespan_us, _on_one_device(run)
-    held, rooms = whole.peak_memory_bytes[0], [device.memory_bytes for device in run.plan.cluster.devices]
+    held, rooms = whole.peak_memory_bytes[0], [device.memory_bytes for device in run.devices]
     if all(room is not None and room < held for room in rooms):
         return verdict("plain", "One device does not hold it", f"The step is predicted; on one device it would hold {as_size(held)}.")
     large = f"{whole.makespan_us / step_us:.2f} times as fast as one device, predicted" if step_us else ""
@@ -87,13 +88,13 @@ def _verdict(run: RunFolder, report: Run) -> Verdict:
 
 
 def _on_one_device(run: RunFolder) -> Timeline:
-    """The step on the first device, which no other one at work slows down, as a Run of the library has it."""
-    profile, speed = run.profile, run.plan.cluster.devices[0].speed
-    if run.of_groups or profile is None or profile.contention is None:
-        return one_device_timeline(run.graph, speed)
+    """The whole step on the first device, which no other one at work slows down, as a Run of the library has it."""
+    graph, profile, speed = run.whole, run.profile, run.plan.cluster.devices[0].speed
+    if profile is None or profile.contention is None:
+        return one_device_timeline(graph, speed)
     # The graph says if one thread gives all devices their work; where each has its own, or is a core, an op takes no less than its thread.
-    host: Host = "one" if any(op.issue_us for op in run.graph.ops) else "each"
-    return one_device_timeline(attach_costs(run.graph, profile, host=host), speed)
+    host: Host = "one" if any(op.issue_us for op in graph.ops) else "each"
+    return one_device_timeline(attach_costs(graph, profile, host=host), speed)
 
 
 def _facts(run: RunFolder, report: Run) -> list[tuple[str, str]]:
