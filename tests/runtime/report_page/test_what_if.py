@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,42 @@ def test_on_captured_graphs_too(browser: Any, name: str) -> None:
             require_same(browser, graph, cluster, placement, priority)
 
 
+def test_hundreds_of_devices_and_links_of_their_own(browser: Any, tmp_path: Path) -> None:
+    """A simulation does nothing for each pair of devices, of which there are 65,280, and the form has no list of these."""
+    count, value = 256, towers(layers=8, towers=40)
+    (tmp_path / "graph.json").write_text(json.dumps(value))
+    graph, names = OpGraph.load(tmp_path / "graph.json"), [device.name for device in Cluster.uniform(count).devices]
+    usual = Link(0.001, 5, issue_us=0.3)
+    pairs = {(names[a], names[(a + 1) % count]): Link(0.002, 9.5, 3.3, 0.0001, 2.1, 0.00007, issue_us=0.7 * a) for a in range(count)}
+    cluster, rng = replace(Cluster.uniform(count, link=usual), pairs=pairs), random.Random(1)
+    placement = [rng.randrange(count) for _ in graph.ops]
+    groups = {op.colocation: d for op, d in zip(graph.ops, placement, strict=True) if op.colocation}
+    placement = [groups.get(op.colocation, d) for op, d in zip(graph.ops, placement, strict=True)]
+    require_same(browser, graph, cluster, placement, None)
+    timeline = simulate(graph, cluster, placement)
+    Plan(graph, "random", "feasible", cluster, tuple(placement), None, timeline.makespan_us, 0, timeline.peak_memory_bytes, 0.0).save(
+        tmp_path / "plan.json"
+    )
+    page = Page(browser, write_page(str(tmp_path), None))
+    assert page.run("return predicted.step_us") == timeline.makespan_us
+    assert page.run("return document.querySelectorAll('#whatif form select option').length") == 3 * count + 1
+    fill(page, 1, "7", "8", "0", "0.002")
+    slowed = replace(cluster, pairs={**pairs, (names[7], names[8]): replace(pairs[names[7], names[8]], latency_us=0)})
+    assert page.run("return whatIf.simulated().step.step_us") == simulate(graph, slowed, placement).makespan_us
+    assert page.run("return whatIf.simulated().faster")
+    assert page.errors() == []
+
+
+def test_a_link_leads_to_another_device(page: Page) -> None:
+    start, end = page.browser.find_elements("css selector", "#whatif form:nth-of-type(2) select")
+    state = "return [arguments[0].disabled, arguments[0].value, [...arguments[0].options].map((one) => one.disabled)]"
+    choose = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change'))"
+    assert page.run(state, end)[0]
+    for source, target in (("0", "1"), ("1", "0")):
+        page.run(choose, start, source)
+        assert page.run(state, end) == [False, target, [target != "0", target != "1"]]
+
+
 @pytest.fixture
 def page(browser: Any, tmp_path: Path) -> Page:
     """The page of a plan for two devices, one of which is half full."""
@@ -90,7 +127,7 @@ def test_what_if_a_module_were_elsewhere_and_a_link_slower(page: Page, tmp_path:
     plan = Plan.load(tmp_path / "run/plan.json", graph)
     target = 1 - plan.placement[graph.index["conv.1.0"]]
     fill(page, 0, "towers.1", str(target))
-    fill(page, 1, "0 1", "80", "0.002")
+    fill(page, 1, "0", "1", "80", "0.002")
     assert page.run("return tracks.map(({ title }) => title)") == ["predicted", "what if"]
     assert len(page.browser.find_elements("css selector", "#whatif .changes li")) == 2
     changed = cells(page)
@@ -121,7 +158,7 @@ def test_what_if_a_module_were_elsewhere_and_a_link_slower(page: Page, tmp_path:
 def test_a_faster_link_has_a_bound_that_no_link_beats(page: Page, tmp_path: Path) -> None:
     """It is the one of a cluster whose links take no time, or less."""
     graph = OpGraph.load(tmp_path / "run/graph.json")
-    fill(page, 1, "", "0", "0")
+    fill(page, 1, "", "1", "0", "0")
     assert cells(page)["lower bound"][2] == "of compute alone, as a link is faster"
     free = Cluster.uniform(2)
     bound_us = page.run("return whatIf.simulated().bound_us")

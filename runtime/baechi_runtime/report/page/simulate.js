@@ -74,11 +74,22 @@ function byCodePoints(a, b) {
   return isBefore(x, y) ? -1 : 1;
 }
 
-/* By source and target, the costs of a link; `cluster` is that of a plan file. */
-function linkTable({ devices, links }) {
-  const none = { send_us: 0, send_us_per_byte: 0, receive_us: 0, receive_us_per_byte: 0, issue_us: 0 };
-  return devices.map((a) => devices.map((b) =>
-    ({ ...none, ...(links.pairs.find((pair) => pair.source === a.name && pair.target === b.name) ?? links.default) })));
+const FREE = { us_per_byte: 0, latency_us: 0, send_us: 0, send_us_per_byte: 0, receive_us: 0, receive_us_per_byte: 0, issue_us: 0 };
+
+/* The costs of links, as a function of source and target. `cluster` is that of a plan file; hundreds of devices have so many pairs that
+   they are looked through but once. */
+function linkCosts({ devices, links }) {
+  if (!tables.has(links)) tables.set(links, linkTable(devices, links));
+  const { usual, own } = tables.get(links), count = devices.length;
+  return (source, target) => own.get(source * count + target) ?? usual;
+}
+
+const tables = new WeakMap();
+
+function linkTable(devices, { default: usual, pairs }) {
+  const index = new Map(devices.map(({ name }, d) => [name, d])), own = new Map();
+  for (const { source, target, ...costs } of pairs) own.set(index.get(source) * devices.length + index.get(target), { ...FREE, ...costs });
+  return { usual: { ...FREE, ...usual }, own };
 }
 
 /* Ops by the device that they are on. */
@@ -94,7 +105,7 @@ function byDevice(ops, placement) {
 class Simulation {
   constructor(flow, cluster, placement, priority) {
     const { devices } = cluster, count = placement.length, each = (value) => devices.map(() => value);
-    Object.assign(this, { flow, cluster, placement, priority, devices: devices.length, links: linkTable(cluster), events: new Heap() });
+    Object.assign(this, { flow, cluster, placement, priority, devices: devices.length, link: linkCosts(cluster), events: new Heap() });
     this.start_us = new Array(count).fill(0);
     this.end_us = new Array(count).fill(0);
     this.transfers = [];
@@ -105,8 +116,9 @@ class Simulation {
     const home = flow.tensors.producer.map((v) => placement[v]);
     this.targets = this.readersOn.map((on, t) => [...on.keys()].filter((d) => d !== home[t]).sort((a, b) => a - b));
     this.ready = devices.map(() => new Heap());
-    this.waiting = devices.map(() => devices.map(() => new Heap()));
+    [this.leaving, this.coming] = [devices.map(() => new Map()), devices.map(() => new Map())];  // requested transfers, by the other device
     [this.running, this.sending, this.receiving] = [each(false), each(false), each(false)];
+    [this.freeToSend, this.freeToReceive] = [new Set(), new Set()];  // whose channels became free, or were asked for, at this instant
     this.busy_us = each(0);
     const base = each(0);
     placement.forEach((d, v) => { base[d] += flow.ops.persistent_bytes[v]; });
@@ -132,9 +144,10 @@ class Simulation {
 
   finished(now) {
     const { start_us, end_us, transfers, busy_us, memory, placement, cluster } = this;
-    const issued = new Int32Array(this.devices ** 2);
-    for (const { source, target } of transfers) issued[source * this.devices + target]++;
-    const host_us = issued.reduce((us, count, pair) => us + count * this.links.flat()[pair].issue_us, this.flow.issue_us);
+    const issued = new Map(), D = this.devices;
+    for (const { source, target } of transfers) issued.set(source * D + target, (issued.get(source * D + target) ?? 0) + 1);
+    const pairs = [...issued.keys()].sort((a, b) => a - b);
+    const host_us = pairs.reduce((us, pair) => us + issued.get(pair) * this.link(Math.floor(pair / D), pair % D).issue_us, this.flow.issue_us);
     const peaks = memory.map(([, held]) => held.reduce((a, b) => Math.max(a, b)));
     const sent = transfers.map((x) => [x.tensor, x.source, x.target, x.start_us, x.end_us]);
     return { step_us: Math.max(now, host_us), start_us, end_us, transfers: sent, busy_us, memory, peaks, placement, cluster };
@@ -157,10 +170,11 @@ class Simulation {
       const source = this.placement[tensors.producer[t]], copy = t * this.devices + d;
       if (source === d || this.takenIn[copy]) continue;
       this.takenIn[copy] = 1;
-      duration += this.links[source][d].receive_us + tensors.bytes[t] * this.links[source][d].receive_us_per_byte;
+      const { receive_us, receive_us_per_byte } = this.link(source, d);
+      duration += receive_us + tensors.bytes[t] * receive_us_per_byte;
     }
     for (const t of made[v]) {
-      for (const { send_us, send_us_per_byte } of this.targets[t].map((target) => this.links[d][target])) {
+      for (const { send_us, send_us_per_byte } of this.targets[t].map((target) => this.link(d, target))) {
         sending += send_us + tensors.bytes[t] * send_us_per_byte;
       }
       this.unread[t * this.devices + d] = (this.readersOn[t].get(d)?.length ?? 0) + this.targets[t].length;
@@ -198,27 +212,40 @@ class Simulation {
   }
 
   request(t, source, target, now) {
-    const { tensors, tail_us, nameRank } = this.flow, link = this.links[source][target], readers = this.readersOn[t].get(target);
+    const { tensors, tail_us, nameRank } = this.flow, link = this.link(source, target), readers = this.readersOn[t].get(target);
     const transfer = { tensor: t, source, target, us: link.latency_us + tensors.bytes[t] * link.us_per_byte };
     this.unread[t * this.devices + target] = readers.length;
     if (transfer.us === 0 || this.cluster.parallel_transfers) return this.send(transfer, now);
     const urgency = readers.reduce((most, w) => Math.max(most, tail_us[w]), 0);
-    this.waiting[source][target].push([now, -urgency, tensors.producer[t], target, nameRank[t], transfer]);
+    if (!this.leaving[source].has(target)) {
+      const heap = new Heap();
+      this.leaving[source].set(target, heap);
+      this.coming[target].set(source, heap);
+    }
+    this.leaving[source].get(target).push([now, -urgency, tensors.producer[t], target, nameRank[t], transfer]);
+    this.freeToSend.add(source);
   }
 
-  /* Of the requested transfers whose two channels are free the first starts; false where there is none. */
+  /* Of the requested transfers whose two channels are free the first starts; false where there is none. One of its channels became free at
+     this instant, or it was asked for at this instant: else it would have started before. */
   startTransfer(now) {
     let best = null;
-    for (let source = 0; source < this.devices; source++) {
-      if (this.sending[source]) continue;
-      for (let target = 0; target < this.devices; target++) {
-        const heap = this.waiting[source][target];
-        if (heap.first && !this.receiving[target] && (best === null || isBefore(heap.first, best.first))) best = heap;
-      }
+    const consider = (heaps, busy) => heaps.forEach((heap, other) => {
+      if (!busy[other] && (best === null || isBefore(heap.first, best.first))) best = heap;
+    });
+    for (const source of this.freeToSend) if (!this.sending[source]) consider(this.leaving[source], this.receiving);
+    for (const target of this.freeToReceive) if (!this.receiving[target]) consider(this.coming[target], this.sending);
+    if (best === null) {
+      this.freeToSend.clear();
+      this.freeToReceive.clear();
+      return false;
     }
-    if (best === null) return false;
-    const transfer = best.pop().at(-1);
-    this.sending[transfer.source] = this.receiving[transfer.target] = true;
+    const transfer = best.pop().at(-1), { source, target } = transfer;
+    if (!best.first) {
+      this.leaving[source].delete(target);
+      this.coming[target].delete(source);
+    }
+    this.sending[source] = this.receiving[target] = true;
     this.send(transfer, now);
     return true;
   }
@@ -234,6 +261,8 @@ class Simulation {
 
   endTransfer(transfer, now) {
     this.sending[transfer.source] = this.receiving[transfer.target] = false;
+    this.freeToSend.add(transfer.source);
+    this.freeToReceive.add(transfer.target);
     this.deliver(transfer, now);
   }
 

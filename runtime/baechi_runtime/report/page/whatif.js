@@ -18,6 +18,12 @@ function computeBound() {
   return Math.max(longest / Math.max(...speeds), sum([...ops.id.keys()]) / speeds.reduce((a, b) => a + b), flow.issue_us);
 }
 
+/* True if a link costs less of anything in another cluster than it does in this one. */
+function someFaster(here, there) {
+  const [before, after] = [here, there].map(linkCosts), costs = Object.keys(FREE);
+  return devices.some((_, i) => devices.some((_, j) => i !== j && costs.some((cost) => after(i, j)[cost] < before(i, j)[cost])));
+}
+
 /* The changes, in order, and what comes of them: placement, cluster, the step, and its bound. */
 const whatIf = {
   changes: [],
@@ -28,8 +34,7 @@ const whatIf = {
     return state;
   },
   simulated() {
-    const state = this.applied(), [before, after] = [cluster, state.cluster].map((one) => linkTable(one).flat());
-    const faster = after.some((link, i) => Object.keys(link).some((cost) => link[cost] < before[i][cost]));
+    const state = this.applied(), faster = someFaster(cluster, state.cluster);
     const step = simulate(flow, state.cluster, state.placement, priority);
     return { ...state, step, bound_us: faster ? computeBound() : data.plan.lower_bound_us, faster };
   },
@@ -82,7 +87,8 @@ function whatIfSection() {
 }
 
 const field = (text, input) => el("label", {}, text + " ", input);
-const deviceChoice = (label) => el("select", { "aria-label": label }, devices.map(({ name }, d) => el("option", { value: d }, name)));
+const deviceOptions = () => devices.map(({ name }, d) => el("option", { value: d }, name));
+const deviceChoice = (label) => el("select", { "aria-label": label }, deviceOptions());
 const form = (act, ...children) => el("form", { class: "bar", onsubmit: (event) => { event.preventDefault(); act(); } }, ...children);
 
 function moveForm(update) {
@@ -103,25 +109,28 @@ function moveForm(update) {
   }, field("Move", name), field("to", to), options, el("button", {}, "Move"));
 }
 
+/* A list for each end of the link, as hundreds of devices have too many pairs for one. */
 function linkForm(update) {
-  const pairs = devices.flatMap((a, i) => devices.flatMap((b, j) => (i === j ? [] : [[i, j, `${a.name} to ${b.name}`]])));
-  const which = el("select", { "aria-label": "link" }, el("option", { value: "" }, "every link"),
-    pairs.map(([i, j, text]) => el("option", { value: `${i} ${j}` }, text)));
+  const from = el("select", { "aria-label": "from the device" }, el("option", { value: "" }, "every link"), deviceOptions());
+  const to = deviceChoice("to the other device");
   const costs = [["latency_us", "latency, us"], ["us_per_byte", "us per byte"]].map(([cost, text]) =>
     [cost, el("input", { type: "number", min: 0, step: "any", required: true }), text]);
-  const ends = () => (which.value ? which.value.split(" ").map(Number) : [null, null]);
+  const ends = () => (from.value ? [Number(from.value), Number(to.value)] : [null, null]);
   const showCosts = () => {
-    const [i, j] = ends(), now = whatIf.applied().cluster, link = i === null ? now.links.default : linkTable(now)[i][j];
+    to.disabled = !from.value;
+    for (const option of to.options) option.disabled = option.value === from.value;
+    if (to.value === from.value) to.value = from.value === "0" ? "1" : "0";
+    const [i, j] = ends(), now = whatIf.applied().cluster, link = i === null ? now.links.default : linkCosts(now)(i, j);
     for (const [cost, input] of costs) input.value = input.defaultValue = Number(link[cost].toPrecision(6));
   };
-  which.addEventListener("change", showCosts);
+  for (const end of [from, to]) end.addEventListener("change", showCosts);
   showCosts();
   return form(() => {
     const others = costs.filter(([, input]) => input.value !== input.defaultValue);
     if (others.length) whatIf.link(...ends(), Object.fromEntries(others.map(([cost, input]) => [cost, Number(input.value)])));
     update();
     showCosts();
-  }, field("Link", which), costs.map(([, input, text]) => field(text, input)), el("button", {}, "Change"));
+  }, field("Link from", from), field("to", to), costs.map(([, input, text]) => field(text, input)), el("button", {}, "Change"));
 }
 
 /* The list of changes, what they do, and the plan to save. */
