@@ -25,6 +25,8 @@ from baechi_ext.place.placeto.training_task import STARTS, TrainingTask
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+State = tuple[dict[str, Any], dict[str, "Tensor"]]
+"""The numbers and tensors of a training."""
 _DRAWS_OF_AN_UPDATE = 1_000_003
 _NUMBERS = ("updates", "exam", "best_exam", "exams_without_success")  # the numbers of a training's state
 _COUNTS = ("updates", "exams_without_success")
@@ -89,6 +91,7 @@ class TrainingProgress:
     evaluations_per_second: float
     """Simulated plans, by the time of episodes and updates together."""
     seconds: float
+    """In which all updates were made."""
 
 
 class Trainer:
@@ -108,6 +111,9 @@ class Trainer:
         self.exam = self.best_exam = math.inf
         self.best = self._copy()
         self.exams_without_success = 0
+        self.seconds = 0.0
+        """In which updates were made, those of an interrupted training included."""
+        self._whole = self._taken()
 
     @property
     def done(self) -> bool:
@@ -125,22 +131,31 @@ class Trainer:
     ) -> Policy:
         """Trains until done, or for this many seconds, and tells `watch` after each update; returns the result.
 
-        It also ends where another update could exceed `evaluations`, the plans simulated in all.
+        It also ends where another update could exceed `evaluations`, the plans simulated in all. Where it is interrupted it is as before
+        the update that was under way.
         """
-        begun_seconds, before = time.perf_counter(), self._simulated()
+        begun_seconds, before_seconds, before = time.perf_counter(), self.seconds, self._simulated()
         evaluations -= self.config.graphs * max(training.environment.most_simulated for training in self.trainings)
-        with ThreadPoolExecutor(self.config.workers) as pool, single_threaded_torch():
-            while not self.done and time.perf_counter() < begun_seconds + seconds and self._simulated() <= evaluations:
-                reward, entropy = self._update(pool)
-                if self.exams and (self.updates % self.config.exam_every == 0 or self.updates == self.config.updates):
-                    self._take_exam()
-                if watch is not None:
+        try:
+            with ThreadPoolExecutor(self.config.workers) as pool, single_threaded_torch():
+                while not self.done and time.perf_counter() < begun_seconds + seconds and self._simulated() <= evaluations:
+                    reward, entropy = self._update(pool)
+                    if self.exams and (self.updates % self.config.exam_every == 0 or self.updates == self.config.updates):
+                        self._take_exam()
                     elapsed = time.perf_counter() - begun_seconds
-                    rate = (self._simulated() - before) / max(elapsed, 1e-9)
-                    episodes = sum(training.episodes for training in self.trainings)
-                    best = _geometric_mean([x.best_ratio for x in self.trainings if x.best_ratio < math.inf])
-                    watch(TrainingProgress(self.updates, episodes, reward, entropy, self.exam, self.best_exam, best, rate, elapsed))
+                    self.seconds = before_seconds + elapsed
+                    self._whole = self._taken()
+                    if watch is not None:
+                        watch(self._progress(reward, entropy, (self._simulated() - before) / max(elapsed, 1e-9)))
+        except BaseException:  # the threads have ended by now
+            self.restore(*self._whole)
+            raise
         return self.result
+
+    def _progress(self, reward: float, entropy: float, plans_per_second: float) -> TrainingProgress:
+        episodes = sum(training.episodes for training in self.trainings)
+        best = _geometric_mean([x.best_ratio for x in self.trainings if x.best_ratio < math.inf])
+        return TrainingProgress(self.updates, episodes, reward, entropy, self.exam, self.best_exam, best, plans_per_second, self.seconds)
 
     def _update(self, pool: ThreadPoolExecutor) -> tuple[float, float]:
         """Episodes and what they teach; returns their mean improvement and the mean entropy."""
@@ -191,36 +206,58 @@ class Trainer:
     def _simulated(self) -> int:
         return sum(training.environment.simulated for training in self.trainings)
 
-    def state(self) -> tuple[dict[str, Any], dict[str, "Tensor"]]:
-        """The arguments of `restore`: numbers and tensors."""
-        tensors = {f"policy.{name}": tensor.detach() for name, tensor in self.policy.parameters.items()}
-        tensors |= {f"best.{name}": tensor for name, tensor in self.best.parameters.items()}
+    def state(self) -> State:
+        """The arguments of `restore`: numbers and tensors, as they were after the last update, and its exam, that came to its end."""
+        return self._whole
+
+    def _taken(self) -> State:
+        tensors = {f"policy.{name}": tensor.detach().clone() for name, tensor in self.policy.parameters.items()}
+        tensors |= {f"best.{name}": tensor.clone() for name, tensor in self.best.parameters.items()}
         for name, parameter in self.policy.parameters.items():
-            tensors |= {f"adam.{name}.{key}": value for key, value in self.optimizer.state[parameter].items()}
-        numbers = {name: getattr(self, name) for name in _NUMBERS}
-        return {k: None if math.isinf(v) else v for k, v in numbers.items()}, tensors
+            tensors |= {f"adam.{name}.{key}": value.clone() for key, value in self.optimizer.state[parameter].items()}
+        for i, training in enumerate(self.trainings):
+            tensors |= {f"task.{i}.{key}": value for key, value in training.state().items()}
+        numbers: dict[str, Any] = {name: None if math.isinf(value := getattr(self, name)) else value for name in _NUMBERS}
+        return {**numbers, "seconds": self.seconds, "episodes": [training.episodes for training in self.trainings]}, tensors
 
     def restore(self, numbers: dict[str, Any], tensors: dict[str, "Tensor"]) -> None:
-        """Goes on where `state` was taken. Raises KeyError where something is missing, PolicyError where it is of another kind."""
+        """Goes on where `state` was taken; older ones know nothing of seconds, episodes and the plans that these saw. Raises KeyError where
+        something is missing, PolicyError where it is of another kind."""
         import torch
 
         known = {name: math.inf if numbers[name] is None else as_number(numbers[name], name, PolicyError) for name in _NUMBERS}
         for name in _COUNTS:
-            if not known[name].is_integer():
-                raise PolicyError(f"{name} is {numbers[name]!r}; expected a whole number")
-            known[name] = int(known[name])
+            known[name] = _whole_number(known[name], numbers[name], name)
+        seconds = as_number(numbers.get("seconds", 0.0), "seconds", PolicyError)
         for name, parameter in self.policy.parameters.items():
             for kind in ("policy.{}", "best.{}", *(("adam.{}.exp_avg", "adam.{}.exp_avg_sq") if known["updates"] else ())):
                 tensor = tensors[kind.format(name)]
                 if tensor.shape != parameter.shape:
                     raise PolicyError(f"{kind.format(name)} is of shape {tuple(tensor.shape)}, expected {tuple(parameter.shape)}")
-        self.__dict__.update(known)
+        self._restore_tasks(numbers.get("episodes"), tensors)
+        self.__dict__.update(known, seconds=seconds)
         with torch.no_grad():
             for name, parameter in self.policy.parameters.items():
                 parameter.copy_(tensors[f"policy.{name}"])
                 self.best.parameters[name].copy_(tensors[f"best.{name}"])
                 keys = ("step", "exp_avg", "exp_avg_sq") if self.updates else ()
                 self.optimizer.state[parameter] = {key: tensors[f"adam.{name}.{key}"].clone() for key in keys}
+        self._whole = self._taken()
+
+    def _restore_tasks(self, episodes: object, tensors: dict[str, "Tensor"]) -> None:
+        if episodes is None:
+            return
+        if not isinstance(episodes, list) or len(episodes) != len(self.trainings):
+            raise PolicyError(f"episodes are {episodes!r}; expected a number for each of {len(self.trainings)} graphs")
+        for i, (training, count) in enumerate(zip(self.trainings, episodes, strict=True)):
+            state = {key: tensors[name] for key in ("plans", "worth") if (name := f"task.{i}.{key}") in tensors}
+            training.restore(_whole_number(as_number(count, "episodes", PolicyError), count, "episodes"), state)
+
+
+def _whole_number(number: float, given: object, what: str) -> int:
+    if not number.is_integer():
+        raise PolicyError(f"{what} is {given!r}; expected a whole number")
+    return int(number)
 
 
 def examined(policy: Policy, exams: Sequence[TrainingTask]) -> float:

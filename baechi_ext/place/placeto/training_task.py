@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from baechi_ext.errors import PolicyError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.common import Proposal
@@ -18,7 +19,7 @@ from baechi_ext.simulate import lower_bound_us
 from baechi_ext.simulate.arrays import Floats
 
 if TYPE_CHECKING:
-    from torch import Generator
+    from torch import Generator, Tensor
 
 STARTS = ("single", "random", "best")
 """Where episodes begin: all that is not pinned on the fastest device, each decision by lot, or at the best plan that earlier ones saw."""
@@ -77,6 +78,31 @@ class TrainingTask:
     def _keep_best(self) -> None:
         found = self.best | self.environment.best()
         self.best = dict(sorted(found.items(), key=lambda entry: entry[1])[:_KEPT])
+
+    def state(self) -> dict[str, "Tensor"]:
+        """What earlier episodes leave to later ones: `plans`, by plan and decision, and `worth`, the best first. Empty before the first."""
+        import torch
+
+        if not self.best:
+            return {}
+        worth = torch.tensor(list(self.best.values()), dtype=torch.float64)
+        return {"plans": torch.tensor(list(self.best), dtype=torch.int32), "worth": worth}
+
+    def restore(self, episodes: int, state: "dict[str, Tensor]") -> None:
+        """Goes on where `state` was taken, after so many episodes. Raises KeyError where something is missing, PolicyError where it is not
+        of these decisions and devices."""
+        best: dict[Devices, tuple[float, float]] = {}
+        if state:
+            plans, worth = state["plans"], state["worth"]
+            shapes, own = (tuple(plans.shape), tuple(worth.shape)), len(self.decisions)
+            if shapes != ((len(worth), own), (len(worth), 2)):
+                raise PolicyError(f"its plans are of shapes {shapes}, expected ones of {own} decisions")
+            devices = range(len(self.decisions.cluster))
+            for plan, (excess, step_us) in zip(plans.tolist(), worth.tolist(), strict=True):
+                if other := next((d for d in plan if d not in devices), None):
+                    raise PolicyError(f"one of its plans has device {other!r} of {len(devices)}")
+                best[tuple(map(int, plan))] = excess, step_us
+        self.episodes, self.best = episodes, best
 
     def proposals(self) -> list[Proposal]:
         """The best plans, in the order in which episodes simulate them."""

@@ -6,6 +6,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from baechi_ext.errors import FileError, MissingBackendError, OptionError, PolicyError
 from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.place.placeto import train
 from baechi_ext.place.placeto.checkpoint import read_pair, write_pair
 from baechi_ext.place.placeto.environment import Environment, Rules
 from baechi_ext.place.placeto.learning import LossWeights, advantages, loss, ppo, reinforce
@@ -156,6 +158,90 @@ def test_resumed_as_if_never_interrupted(tmp_path: Path) -> None:
     assert (whole.updates, whole.best_exam) == (halves[1].updates, halves[1].best_exam)
 
 
+def interrupted_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> None:
+    """Has the user interrupt a function's call of that number, the first is 1, once it has done its work."""
+    calls, own = [], getattr(owner, name)
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        calls.append(own(*args, **options))
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return calls[-1]
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize("start", ["single", "best"])
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [(torch.optim.Adam, "step", 8), (train, "examined", 1), (train, "examined", 2), (TrainingTask, "run", 6)],
+)
+def test_what_is_interrupted_within_an_update_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, start: str
+) -> None:
+    """Between the steps of an update's optimizer, in an exam, in an episode: policy and best plans are what they would have been."""
+
+    def trainer() -> Trainer:
+        exams = [training(distinct(6, 9), cluster_of(2), 1)]
+        return Trainer(Policy.fresh(SMALL, 3), some_trainings(), replace(SHORT, updates=6, start=start), exams)
+
+    whole = trainer()
+    expected = whole.run()
+    half, rest = trainer(), trainer()
+    with monkeypatch.context() as patch:
+        interrupted_at(patch, owner, name, call)
+        with pytest.raises(KeyboardInterrupt):
+            half.run()
+    assert 0 < half.updates < 6
+    before_seconds = half.seconds
+    save_training(tmp_path / "half", half)
+    resume_training(tmp_path / "half", rest)
+    assert rest.updates == half.updates
+    for goes_on in (rest, half):
+        told: list[TrainingProgress] = []
+        assert same(expected, goes_on.run(told.append))
+        assert (whole.best_exam, whole.exam) == (goes_on.best_exam, goes_on.exam)
+        assert [list(task.best.items()) for task in whole.trainings] == [list(task.best.items()) for task in goes_on.trainings]
+        assert told[-1].episodes == sum(task.episodes for task in whole.trainings) == 6 * 2 * 4
+        assert told[-1].seconds > before_seconds > 0
+
+
+def test_trainings_of_older_versions_are_resumed(tmp_path: Path) -> None:
+    """Those knew nothing of seconds, of episodes, and of the plans that these saw."""
+    trainer = Trainer(Policy.fresh(SMALL, 3), some_trainings(), replace(SHORT, updates=2))
+    trainer.run()
+    save_training(tmp_path / "t", trainer)
+    value, tensors = read_pair(tmp_path / "t", KIND)
+    value["state"] = {name: value["state"][name] for name in ("updates", "exam", "best_exam", "exams_without_success")}
+    write_pair(tmp_path / "t", value, {name: tensor for name, tensor in tensors.items() if not name.startswith("task.")})
+    older = Trainer(Policy.fresh(SMALL, 3), some_trainings(), replace(SHORT, updates=2))
+    resume_training(tmp_path / "t", older)
+    assert same(older.policy, trainer.policy)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("plans", lambda plans: plans[:, 1:], r"its plans are of shapes .*, expected ones of \d+ decisions"),
+        ("plans", lambda plans: plans + 7, r"one of its plans has device \d+ of 2"),
+        ("worth", lambda worth: worth[0, 0], "can't be resumed"),
+        ("worth", None, "KeyError"),
+    ],
+)
+def test_a_training_with_plans_of_other_graphs_is_not_resumed(tmp_path: Path, name: str, change: Any, message: str) -> None:
+    def trainer() -> Trainer:
+        return Trainer(Policy.fresh(SMALL, 3), [training(towers(), cluster_of(2))], SHORT)
+
+    ended = trainer()
+    ended.run()
+    save_training(tmp_path / "t", ended)
+    value, tensors = read_pair(tmp_path / "t", KIND)
+    tensor = tensors.pop(f"task.0.{name}")
+    write_pair(tmp_path / "t", value, {**tensors, f"task.0.{name}": change(tensor)} if change else tensors)
+    with pytest.raises(PolicyError, match=message):
+        resume_training(tmp_path / "t", trainer())
+
+
 def test_another_training_is_not_resumed(tmp_path: Path) -> None:
     save_training(tmp_path / "t", Trainer(Policy.fresh(SMALL, 0), some_trainings(), SHORT))
     other = Trainer(Policy.fresh(SMALL, 0), some_trainings(), replace(SHORT, discount=0.5))
@@ -173,6 +259,9 @@ def test_another_training_is_not_resumed(tmp_path: Path) -> None:
         ({"updates": None}, "updates is None; expected a whole number"),
         ({"exam": float("nan")}, "exam is nan; expected a finite number"),
         ({"updates": 2}, "adam"),
+        ({"seconds": "long"}, "seconds is 'long'; expected a number"),
+        ({"episodes": [4]}, "expected a number for each of 3 graphs"),
+        ({"episodes": [4, 0.5, 4]}, "episodes is 0.5; expected a whole number"),
     ],
 )
 def test_a_damaged_training_is_not_resumed(tmp_path: Path, change: dict, message: str) -> None:
