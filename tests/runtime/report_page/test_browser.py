@@ -1,5 +1,6 @@
 """The page of a run in a real browser: it opens, draws every panel, answers clicks and keys, and asks nobody for anything."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,26 @@ def test_a_critical_path_of_many_parts_is_summed_up(browser: Any, small: Path) -
     )
     assert len(rows) == 13
     assert rows[-1].split("\t") == ["8 further parts", "", "12 us", "40%"]
+
+
+def test_the_critical_path_goes_along_a_busy_link(browser: Any, tmp_path: Path) -> None:
+    """The op that ends the step reads what waits for a free link, behind a tensor that it does not read; both are on the path."""
+    nodes = [{"id": name, "compute_us": us, "pin": d} for name, us, d in (("a", 10, 0), ("b", 10, 0), ("c", 1, 1), ("d", 50, 1))]
+    edges = [{"source": "a", "target": "c", "bytes": 400_000}, {"source": "b", "target": "d", "bytes": 1000}]
+    folder = write_plan(tmp_path / "busy", {"graph": {"name": "busy"}, "nodes": nodes, "edges": edges})
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps({**plan, "priority": {"a": 0, "b": 1, "c": 2, "d": 3}}))
+    page = Page(browser, write_page(str(folder), None))
+    names = "[...tracks[0].hops].map((hop) => hop.split('>')).map(([t, d]) => [ops.id[tensors.producer[t]], Number(d)])"
+    assert page.run(f"return {names}") == [["a", 1], ["b", 1]]
+    assert page.run("return [...tracks[0].critical].map((v) => ops.id[v])") == ["a", "d"]
+    drawn = page.run("""
+        const arrows = [];
+        timeline.arrow = (context, t, tensor) => arrows.push(ops.id[tensors.producer[tensor]]);
+        timeline.surface.draw();
+        return arrows;""")
+    assert drawn == ["a", "b"]
+    assert page.errors() == []
 
 
 def test_keys_move_zoom_and_select(browser: Any, small: Path) -> None:

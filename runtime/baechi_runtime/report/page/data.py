@@ -6,7 +6,7 @@ from os.path import commonprefix
 from typing import Any
 
 from baechi_ext.explain import explain_plan
-from baechi_ext.explain.path import critical_ops
+from baechi_ext.explain.path import OP, Paths
 from baechi_ext.ir.op_graph import PHASES, OpGraph
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.report.page.headline import headline
@@ -29,7 +29,7 @@ def page_data(run: RunFolder, compared: Comparison = Comparison()) -> dict[str, 
         "placement": list(run.plan.placement),
         "peaks": report.peaks.measured or [],
         "peaks_found": report.peaks.found,
-        "predicted": {"step_us": run.timeline.makespan_us, "critical": list(critical_ops(run.timeline))},
+        "predicted": {"step_us": run.timeline.makespan_us, **_critical(run)},
         "measured": _measured(run),
         "methods": [row.shown() for row in compared.rows],
         "recommended": compared.recommended or "",
@@ -74,6 +74,13 @@ def _plan(run: RunFolder) -> dict[str, Any]:
     whole = {"placement", "op_digests", "peak_memory_bytes", "options", "command"} | ({"graph_fingerprint"} if run.hybrid else set())
     kept = {name: found for name, found in value.items() if name not in whole}
     return kept | {"priority": None if run.plan.priority is None else list(run.plan.priority)}
+
+
+def _critical(run: RunFolder) -> dict[str, list[Any]]:
+    """The ops of the critical path, and its transfers by tensor and target: where a link was busy, of what its next op does not read."""
+    path = Paths(run.timeline).critical()
+    hops = [[stretch.transfer.tensor, stretch.transfer.target] for stretch in path if stretch.transfer is not None]
+    return {"critical": [stretch.op for stretch in path if stretch.kind == OP], "hops": hops}
 
 
 def _measured(run: RunFolder) -> dict[str, Any] | None:

@@ -49,23 +49,24 @@ const timeAxis = {
   },
 };
 
-/* Ops and transfers of one step in the order of their starts, by device, and the chain that ends it. */
-function track(title, step, path = null) {
+/* Ops and transfers of one step in the order of their starts, by device, and the chain that ends it: of the predicted one, `path` and its
+   `sends` by tensor and target are known. */
+function track(title, step, path = null, sends = null) {
   const byStart = (a, b) => step.start_us[a] - step.start_us[b] || step.end_us[a] - step.end_us[b];
   const ran = [...ops.id.keys()].filter((v) => step.start_us[v] !== null);
   const lanes = devices.map((_, d) => ran.filter((v) => step.placement[v] === d).sort(byStart));
   const sent = devices.map((_, d) => step.transfers.filter((t) => t[1] === d).sort((a, b) => a[3] - b[3]));
-  const found = path ?? chain(step, lanes);
-  return { title, step, lanes, sent, critical: new Set(found), hops: hops(found, step.placement), levels: devices.map(() => []) };
+  const found = path ?? chain(step, lanes), hops = (sends ?? sendsOf(found, step.placement)).map(([t, target]) => t + ">" + target);
+  return { title, step, lanes, sent, critical: new Set(found), hops: new Set(hops), levels: devices.map(() => []) };
 }
 
-/* The transfers between the ops of a path, as "tensor>device". */
-function hops(path, place) {
-  const found = new Set();
+/* The transfers between the ops of a path, by tensor and target. */
+function sendsOf(path, place) {
+  const found = [];
   for (let i = 1; i < path.length; i++) {
     const [a, b] = [path[i - 1], path[i]];
     const tensor = place[a] === place[b] ? undefined : made[a].find((t) => readers[t].includes(b));
-    if (tensor !== undefined) found.add(tensor + ">" + place[b]);
+    if (tensor !== undefined) found.push([tensor, place[b]]);
   }
   return found;
 }
@@ -89,7 +90,7 @@ function chain(step, lanes) {
 }
 
 const tracks = [
-  track("predicted", predicted, data.predicted.critical),
+  track("predicted", predicted, data.predicted.critical, data.predicted.hops),
   ...(data.measured ? [track("measured", { ...data.measured, placement })] : []),
 ];
 const trackOf = (title) => tracks.find((t) => t.title === title);
