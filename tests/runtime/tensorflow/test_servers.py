@@ -146,6 +146,17 @@ def test_servers_end_with_their_parent(kind: signal.Signals) -> None:
     await_end(pids)
 
 
+def test_servers_outlive_the_thread_that_started_them() -> None:
+    servers = Servers(1)
+    starter = threading.Thread(target=servers.__enter__)
+    starter.start()
+    starter.join()
+    try:
+        assert servers.gone(within_seconds=1.0) is None
+    finally:
+        servers.close()
+
+
 def test_a_program_whose_server_died_ends() -> None:
     """The client, too: TensorFlow's own would wait for the dead server before python ends."""
     code = (

@@ -1,8 +1,8 @@
 """Devices of TensorFlow's: a tf.distribute.Server process each, or logical devices or GPUs of this process.
 
 A server has a core of its own and one intra-op thread; the order in a placed graph keeps it to one op at a time, as a device of a plan.
-It ends with the process that started it, whatever happens to that: it reads its stdin until there is no one at the other end, and the
-kernel kills it besides.
+It ends with the process that started it, whatever happens to that: it reads its stdin until there is no one at the other end, and where
+the main thread has started it the kernel kills it besides.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.errors import ExecutionError, MissingBackendError, OptionError
-from baechi_runtime.host.die_with_parent import die_with_parent
+from baechi_runtime.host.die_with_parent import with_this_process
 from baechi_runtime.host.listeners import LOOPBACK, Network, own_networks
 from baechi_runtime.tensorflow.servers.server_process import FAILED, NO_LIBRARY
 
@@ -270,7 +270,7 @@ class Servers(Devices):
             text=True,
             errors="backslashreplace",  # a library may write any bytes
             process_group=0,  # an interrupt at the terminal is for us
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
+            preexec_fn=with_this_process(),  # noqa: PLW1509 - one system call, no locks
         )
         return Server(task, self._hosts[task], process)
 

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO
 
 from baechi_ext.errors import BaechiError, ExecutionError, OptionError
@@ -123,7 +124,7 @@ def _start(arguments: Sequence[str], rank: int, count: int, meeting: socket.sock
         errors="backslashreplace",  # a script may write any bytes
         pass_fds=[meeting.fileno()] if rank == 0 else [],
         process_group=0,  # an interrupt at the terminal is for us
-        preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
+        preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - one system call, no locks
     )
     return Worker(rank, process)
 
