@@ -1,11 +1,13 @@
 """Tasks in processes of their own."""
 
+import os
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 from baechi_ext.errors import ExecutionError
+from baechi_runtime.host.die_with_parent import die_with_parent
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -24,7 +26,8 @@ def each(function: Callable[[Task], Result], tasks: Iterable[Task], workers: int
     from multiprocessing import active_children, get_context
 
     others, done = set(active_children()), False
-    pool = ProcessPoolExecutor(workers, get_context("spawn"))
+    # They hold both ends of the pipe that tasks come through, which has no end for them where this process has one.
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), die_with_parent, (os.getpid(),))
     try:
         with _interrupts_held_back():  # which is how the workers begin, and stay: they leave Ctrl-C to this process
             futures = {pool.submit(function, task): task for task in tasks}
