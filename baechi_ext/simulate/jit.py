@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import signal
+import stat
 import sys
 import tempfile
 import threading
@@ -32,6 +33,9 @@ _OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
 _ALLOCATING = {"nogil": True}
 _CALLED_BY_KERNELS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Without an entry for Python a function takes a third less to compile."""
+_UNFINISHED_SECONDS = 3600.0
+_MODE = 0o755
+"""Of the folder, whatever the umask: others may not write there."""
 
 
 def kernel(function: F) -> F:
@@ -98,11 +102,34 @@ class _Format(_caching.CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class _Cache(_caching.FunctionCache):  # type: ignore[misc]
+    """What numba keeps of a kernel, where that can be read: a power cut leaves files that are cut short, or empty."""
+
     _impl_class = _Format
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        try:
+            return super().load_overload(signature, target)
+        except Exception:  # noqa: BLE001 - unpickling raises anything; it is compiled again, and saved over what is damaged
+            return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         with contextlib.suppress(OSError):  # a folder that came with the package cannot be written everywhere
-            super().save_overload(signature, compiled)
+            try:
+                super().save_overload(signature, compiled)
+            except OSError:
+                raise
+            except Exception:  # noqa: BLE001 - the index, which lists what is kept, is damaged
+                self.flush()
+                super().save_overload(signature, compiled)
+            _remove_unfinished(Path(self.cache_path))
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Removes files whose writing began long before the newest one was written: who wrote them was killed."""
+    written = {path: path.stat().st_mtime for path in folder.iterdir()}
+    for path, seconds in written.items():
+        if ".tmp." in path.name and seconds < max(written.values()) - _UNFINISHED_SECONDS:
+            path.unlink(missing_ok=True)
 
 
 def _kept(dispatcher: Any) -> Any:
@@ -115,10 +142,11 @@ def _kept(dispatcher: Any) -> Any:
 def cache_folder() -> Path | None:
     """Where compiled kernels are kept: NUMBA_CACHE_DIR, else beside the sources, else the user's cache; None where none is writable.
 
-    Where they are all there it need not be.
+    Where they are all there it need not be. A folder in which somebody else may put code is passed over: what is in it is run.
     """
-    folders = [folder / f"kernels-{_digest()}" for folder in _candidates()]
-    return next((folder for folder in folders if _is_filled(folder) or _is_writable(folder)), None)
+    name = f"kernels-{_digest()}"
+    folders = [folder / name for folder in _candidates()]
+    return next((folder for folder in folders if (_is_filled(folder) or _is_writable(folder)) and _is_trusted(folder)), None)
 
 
 _compiling = event.TimingListener()
@@ -175,7 +203,6 @@ def is_first_use() -> bool:
 def _candidates() -> Iterator[Path]:
     if given := getattr(numba.config, "CACHE_DIR", ""):
         yield Path(given)
-        return
     yield Path(__file__).parent / "__pycache__"
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if os.path.isabs(home):
@@ -188,11 +215,18 @@ def _is_filled(folder: Path) -> bool:
 
 def _is_writable(folder: Path) -> bool:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(_MODE, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError:
         return False
+
+
+def _is_trusted(folder: Path) -> bool:
+    """True if it belongs to this user, to root, or to whoever has these sources, and others cannot write there."""
+    status = folder.lstat()
+    owners = (os.geteuid(), 0, os.stat(__file__).st_uid)
+    return stat.S_ISDIR(status.st_mode) and not status.st_mode & stat.S_IWOTH and status.st_uid in owners
 
 
 def _digest() -> str:

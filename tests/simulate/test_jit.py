@@ -56,10 +56,74 @@ def test_a_folder_with_kernels_need_not_be_writable(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(jit, "_candidates", lambda: iter((installed, own)))
     monkeypatch.setattr(jit, "_is_writable", lambda folder: folder.parent == own)
     name = jit.cache_folder().name
+    (own / name).mkdir(parents=True)
     assert jit.cache_folder.__wrapped__() == own / name
     (installed / name).mkdir(parents=True)
     (installed / name / "any.nbi").touch()
     assert jit.cache_folder.__wrapped__() == installed / name
+
+
+@pytest.mark.parametrize("kind", ["writable by all", "of somebody else", "a link"])
+def test_a_folder_in_which_others_can_put_code_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    monkeypatch.setattr(jit, "_candidates", lambda: iter((shared, own)))
+    name = jit.cache_folder().name
+    (tmp_path / "elsewhere").mkdir()
+    shared.mkdir()
+    if kind == "a link":
+        (shared / name).symlink_to(tmp_path / "elsewhere")
+    else:
+        (shared / name).mkdir()
+    (shared / name / "any.nbi").touch()
+    if kind == "writable by all":
+        (shared / name).chmod(0o777)
+    elif kind == "of somebody else":
+        if os.geteuid():
+            pytest.skip("only root can give folders away")
+        os.chown(shared / name, 12345, 12345)
+    assert jit.cache_folder.__wrapped__() == own / name
+
+
+def test_the_folder_is_not_writable_by_all_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "_candidates", lambda: iter((tmp_path,)))
+    before = os.umask(0)
+    try:
+        folder = jit.cache_folder.__wrapped__()
+    finally:
+        os.umask(before)
+    assert folder is not None
+    assert folder.parent == tmp_path
+
+
+def third(n: int) -> int:
+    return n // 3
+
+
+third.__module__ = "third_kernel"
+
+
+@pytest.mark.parametrize("length", [0, 1, 40])
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+def test_a_kernel_whose_file_is_cut_short_is_compiled_and_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, length: int
+) -> None:
+    monkeypatch.setattr(jit, "cache_folder", lambda: tmp_path)
+    monkeypatch.setitem(sys.modules, "third_kernel", sys.modules[__name__])
+    compiled = jit.kernel(third)
+    compiled(9)
+    (file,) = tmp_path.glob(f"*.{ending}")
+    os.truncate(file, length)
+    left, under_way = tmp_path / f"{file.name}.tmp.0", tmp_path / f"{file.name}.tmp.1"
+    left.touch()
+    os.utime(left, (1, 1))
+    under_way.touch()
+    hits = []
+    for _ in range(2):
+        compiled = jit.kernel(third)
+        assert compiled(9) == 3
+        hits.append(sum(compiled.stats.cache_hits.values()))  # type: ignore[attr-defined]
+    assert hits == [0, 1]
+    assert (left.exists(), under_way.exists()) == (False, True)
 
 
 def test_a_kernel_runs_where_it_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
