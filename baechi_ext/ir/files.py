@@ -239,13 +239,23 @@ def write_bytes(path: str | Path, content: bytes, *, durable: bool = True) -> No
         raise
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """The same for text, in UTF-8."""
+    write_bytes(path, encode_text(text))
+
+
+def encode_text(text: str) -> bytes:
+    """The text in UTF-8; half a surrogate pair, of JSON's escapes or of a file's name in another encoding, is written as an escape."""
+    return text.encode(errors="backslashreplace")
+
+
 def append_csv(path: str | Path, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Appends rows to a CSV file, at once, after a line of names where the file is new. Raises FileError."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows if os.path.exists(path) else [names, *rows])
     try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(text.getvalue())
+        with open(path, "ab") as file:
+            file.write(encode_text(text.getvalue()))
     except OSError as e:
         raise _cannot_write(path, e.strerror or str(e)) from e
 

@@ -1,5 +1,6 @@
 """`baechi report` and `baechi plot`: what they write and say."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,14 @@ def test_a_report_goes_where_it_is_told_to(run: Run, graph: Path, plan: Path, tm
     code, _, _ = run("report", graph.parent, f"--out={tmp_path / 'pages' / 'a.html'}")
     assert code == 0
     assert [path.name for path in (tmp_path / "pages").iterdir()] == ["a.html"]
+
+
+def test_a_page_holds_what_has_no_utf_8_form_as_an_escape(run: Run, graph: Path, plan: Path) -> None:
+    """JSON allows half a surrogate pair, and a plan's method may be any text."""
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), "method": "\ud800"}))
+    code, _, err = run("report", graph.parent)
+    assert (code, err) == (0, "")
+    assert " - \\ud800</title>" in (graph.parent / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_folder_without_a_run_is_an_error(run: Run, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from baechi_ext.errors import FileError
 from baechi_ext.ir import Op, OpGraph
-from baechi_ext.ir.files import READ_LIMIT, READ_SECONDS, read_json, read_text, require_writable, write_json
+from baechi_ext.ir.files import READ_LIMIT, READ_SECONDS, append_csv, read_json, read_text, require_writable, write_json, write_text
 
 UNREADABLE = [
     (b"", "is not valid JSON: .*; it may be truncated: write it again"),
@@ -270,6 +270,14 @@ def test_a_compact_file_says_the_same(tmp_path: Path) -> None:
     lines = (tmp_path / "compact.json").read_text().splitlines()
     assert '{"id":"b","phase":"backward","compute_us":0.0,"expert":0,"forward_op":"a"}' in lines
     assert '{"source":"a","target":"b","bytes":4},' in lines
+
+
+def test_text_that_has_no_utf_8_form_is_escaped(tmp_path: Path) -> None:
+    path, table = tmp_path / "x.md", tmp_path / "x.csv"
+    write_text(path, "ä \ud800\n")
+    append_csv(table, ["name"], [["g\udce9.json"], ["ä"]])
+    assert path.read_text() == "ä \\ud800\n"
+    assert table.read_text() == "name\ng\\udce9.json\nä\n"
 
 
 def test_a_compact_file_holds_any_text_and_no_nan(tmp_path: Path) -> None:

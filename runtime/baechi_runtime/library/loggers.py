@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from baechi_ext.errors import MissingBackendError, OptionError
+from baechi_ext.ir.files import write_text
 from baechi_runtime.drivers.script_run import ScriptRun
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.measure.samples import Samples
@@ -172,5 +173,5 @@ def _page(run: RunFolder) -> Iterator[Path]:
     """The run's page in a file, as long as the body takes."""
     with TemporaryDirectory() as folder:
         page = Path(folder) / PAGE
-        page.write_text(render(page_data(run)), encoding="utf-8")
+        write_text(page, render(page_data(run)))
         yield page

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from baechi_ext.cost.hardware import Hardware, costs_on, hardware_named
 from baechi_ext.errors import InfeasibleError, OptionError
 from baechi_ext.ir import Cluster, Link, OpGraph, Plan
-from baechi_ext.ir.files import make_folder, require_writable, write_bytes
+from baechi_ext.ir.files import make_folder, require_writable, write_text
 from baechi_ext.ir.hints import Pin
 from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.ir.numbers import bytes_of, device_count, size_in_bytes
@@ -183,7 +183,7 @@ class Run:
         file = Path(path) / PAGE if Path(path).is_dir() else Path(path)
         require_writable(file)
         folder = RunFolder(file.parent, self.graph, self.plan, self._step.profile, None, None)
-        write_bytes(file, render(page_data(folder, Comparison(model=self._step.name, notes=list(self.notes)))).encode())
+        write_text(file, render(page_data(folder, Comparison(model=self._step.name, notes=list(self.notes)))))
         return file
 
     def _planned(self, request: PlanRequest, cluster: Cluster, number: str = "") -> "Run":

@@ -11,7 +11,7 @@ from typing import Any
 
 from baechi_ext.errors import FileError, OptionError
 from baechi_ext.ir import Cluster
-from baechi_ext.ir.files import make_folder, read_json, write_bytes, write_json
+from baechi_ext.ir.files import make_folder, read_json, write_json, write_text
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.place.placeto.checkpoint import SHIPPED, load_policy, parameters_sha256
 from baechi_ext.simulate import lower_bound_us
@@ -289,7 +289,7 @@ def _write(comparison: Comparison) -> None:
     if folder is None:
         return
     write_json(folder / f"{comparison.title}.json", signed(comparison.to_json(), made_by), compact=True)
-    write_bytes(folder / f"{comparison.title}.md", "\n".join([*comparison.lines(), "", f"`{made_by}`", ""]).encode())
+    write_text(folder / f"{comparison.title}.md", "\n".join([*comparison.lines(), "", f"`{made_by}`", ""]))
     if comparison.request.plot:
         curves = {method: comparison.distribution(method) for method in comparison.methods}
         save_distributions(folder / f"{comparison.title}.svg", comparison.title, curves, made_by)

@@ -7,6 +7,7 @@ from baechi_ext.datasets import FAMILIES, read_index
 from baechi_ext.datasets.families import INDEX
 from baechi_ext.errors import FileError, OptionError
 from baechi_ext.ir import OpGraph
+from baechi_ext.ir.files import encode_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Source:
         return self.name if self.name in FAMILIES else Path(self.name).resolve().name
 
     def graphs(self, split: str) -> dict[str, OpGraph]:
-        """File name -> graph: of a family those of a split, of a folder all.
+        """File name, in UTF-8 -> graph: of a family those of a split, of a folder all.
 
         Raises OptionError where there is neither, FileError where a file is missing or wrong or there are no graphs, GraphError.
         """
@@ -37,4 +38,4 @@ class Source:
             names = sorted(path.name for path in folder.glob("*.json*") if path.name != INDEX)
         if not names:
             raise FileError(f"{str(folder)!r} has no graph files; expected some *.json")
-        return {name: OpGraph.load(folder / name) for name in names[: self.most]}
+        return {encode_text(name).decode(): OpGraph.load(folder / name) for name in names[: self.most]}

@@ -20,7 +20,7 @@ import numpy as np
 
 from baechi_ext.errors import FileError, OptionError
 from baechi_ext.ir import Cluster, OpGraph
-from baechi_ext.ir.files import make_folder, read_json, write_bytes, write_json
+from baechi_ext.ir.files import make_folder, read_json, write_json, write_text
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.numbers import as_number
 from baechi_ext.place.placeto.checkpoint import require_torch
@@ -116,7 +116,7 @@ def study(request: StudyRequest) -> StudyTable:
     _make_missing(settings, graphs, request)
     table = StudyTable(settings.to_json(), read_runs(request.out / RUNS, settings.episodes))
     made_by = MadeBy(request.command)
-    write_bytes(request.out / "study.md", "\n".join([*table.lines(), "", f"`{made_by}`", ""]).encode())
+    write_text(request.out / "study.md", "\n".join([*table.lines(), "", f"`{made_by}`", ""]))
     if request.plot:
         write_plots(request.out, table, made_by)
     return table
@@ -207,7 +207,7 @@ def search(task: Task) -> list[Point]:
     """Makes one run. The same seed serves all orders of a graph and repeat: they begin with the same policy."""
     run, graph = task.run, OpGraph.from_json(task.graph)
     order = "topo" if run.order in CONTROLS else run.order
-    seed = zlib.crc32(f"{task.seed} {run.source} {run.graph} {run.repeat}".encode()) % 2**20
+    seed = zlib.crc32(f"{task.seed} {run.source} {run.graph} {run.repeat}".encode(errors="backslashreplace")) % 2**20
     decisions = Decisions.of(graph, Cluster.from_json(task.cluster), traversal(graph, order, seed))
     if run.order == LOCAL_SEARCH:
         return local_search(decisions, task.episodes, seed)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.ir import Plan
-from baechi_ext.ir.files import write_bytes, write_json
+from baechi_ext.ir.files import encode_text, write_json, write_text
 from baechi_ext.ir.hints import DeviceMap, nearest_map
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.plan import memory_violations
@@ -31,7 +31,7 @@ class Export:
     def save(self, path: str) -> None:
         """Writes the file. Raises FileError."""
         if isinstance(self.content, str):
-            write_bytes(path, self.content.encode(errors="backslashreplace"))
+            write_text(path, self.content)
         else:
             write_json(path, self.content)
 
@@ -39,7 +39,7 @@ class Export:
     def text(self) -> str:
         """The file's text, for a terminal or a pipe."""
         if isinstance(self.content, str):
-            return self.content.encode(errors="backslashreplace").decode()
+            return encode_text(self.content).decode()
         return json.dumps(self.content, indent=1, allow_nan=False)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 
 from baechi_ext.errors import ShardError
-from baechi_ext.ir.files import require_writable, write_bytes
+from baechi_ext.ir.files import require_writable, write_text
 from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.shard.analysis import LayerCost, layer_costs
 from baechi_ext.shard.baselines import Baseline, experts, random_walk
@@ -192,7 +192,7 @@ def run(request: PaseRequest, model: "CapturedGraph | None" = None) -> PaseRepor
     if graph is None:
         raise ShardError(f"{request.graph} has not been captured; give its captured graph")
     if request.dump is not None:
-        write_bytes(request.dump, f"// {MadeBy(request.command)}\n{dot(graph)}".encode())
+        write_text(request.dump, f"// {MadeBy(request.command)}\n{dot(graph)}")
     seconds: list[float] = []
     profile = cProfile.Profile()
     for i in range(WARMUP + REPEATS if request.measure else 1):

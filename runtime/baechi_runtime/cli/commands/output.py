@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.errors import InfeasibleError, legible
-from baechi_ext.ir.files import make_folder, write_bytes
+from baechi_ext.ir.files import make_folder, write_text
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_runtime.cli.flags import config
 
@@ -68,7 +68,7 @@ class Output:
         if folder is not None:
             text = config.text_of(folder, command, self.settings, self.made_by)
             make_folder(Path(folder))
-            write_bytes(Path(folder) / config.FILE, text.encode(errors="backslashreplace"))
+            write_text(Path(folder) / config.FILE, text)
 
 
 def fail(message: str, code: int) -> int:

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from baechi_ext.ir.files import require_writable, write_bytes
+from baechi_ext.ir.files import require_writable, write_text
 from baechi_runtime.files.run_folder import PAGE, RunFolder, is_sharded_run
 from baechi_runtime.report.page.data import page_data
 from baechi_runtime.report.page.sharded import sharded_data
@@ -38,7 +38,7 @@ def write_page(folder: str, out: str | None) -> Path:
     else:
         page = render(page_data(RunFolder.load(folder), comparison_in(folder)))
     require_writable(path)
-    write_bytes(path, page.encode())
+    write_text(path, page)
     return path
 
 
