@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from baechi_ext.errors import FileError
 
@@ -34,6 +34,7 @@ READ_SECONDS = "BAECHI_READ_SECONDS"
 MOST_LEVELS = 64
 """Lists and objects in each other; no file of ours has more than ten."""
 _CHUNK = 1 << 20
+_ROW = 1 << 9  # more than most rows of a table take
 _DEFLATE_RATIO = 1032  # a byte of a compressed file becomes so many at most
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -250,14 +251,28 @@ def encode_text(text: str) -> bytes:
 
 
 def append_csv(path: str | Path, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Appends rows to a CSV file, at once, after a line of names where the file is new. Raises FileError."""
+    """Appends rows to a CSV file, at once, after a line of names where there is none. A last row that was cut off while it was written is
+    removed. Raises FileError."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows if os.path.exists(path) else [names, *rows])
     try:
-        with open(path, "ab") as file:
+        with open(path, "a+b") as file:
+            file.truncate(end := _end_of_lines(file))
+            csv.writer(text, lineterminator="\n").writerows(rows if end else [names, *rows])
             file.write(encode_text(text.getvalue()))
     except OSError as e:
         raise _cannot_write(path, e.strerror or str(e)) from e
+
+
+def _end_of_lines(file: BinaryIO) -> int:
+    """The position behind the last whole line."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(0, end - _ROW)
+        file.seek(begin)
+        if (found := file.read(end - begin).rfind(b"\n")) >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
 
 
 def require_there(path: str | Path, kind: str) -> None:

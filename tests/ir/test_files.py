@@ -280,6 +280,15 @@ def test_text_that_has_no_utf_8_form_is_escaped(tmp_path: Path) -> None:
     assert table.read_text() == "name\ng\\udce9.json\nä\n"
 
 
+@pytest.mark.parametrize(("before", "after"), [("", "n,m\n3,4\n"), ("n,", "n,m\n3,4\n"), ("n,m\n1,2\n5", "n,m\n1,2\n3,4\n")])
+@pytest.mark.parametrize("rest", ["", "5" * 2000])
+def test_a_row_that_was_cut_off_is_replaced(tmp_path: Path, before: str, after: str, rest: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(before + rest)
+    append_csv(path, ["n", "m"], [[3, 4]])
+    assert path.read_text() == after
+
+
 def test_a_compact_file_holds_any_text_and_no_nan(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_json(path, {"text": "\ud800 ä", "list": [1, "ä"], "none": []}, compact=True)

@@ -1,6 +1,7 @@
 """Conclusions from a study's runs: tests of hypotheses by hand, a study whose outcome was planted, and its files."""
 
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,22 @@ def test_runs_are_read_back(tmp_path: Path) -> None:
     assert found[first] == points(100.0, 90.0, 80.0)
     assert [point.best_us for point in found[second]] == [0.3333333, 0.25, 0.125]
     assert len(path.read_text().splitlines()) == 1 + 2 + 3 + 3
+
+
+@pytest.mark.parametrize("length", range(1, 300, 13))
+def test_a_file_that_was_cut_off_goes_on(tmp_path: Path, length: int) -> None:
+    """As a full disk, or a power cut, leaves it: in mid-row, in the line of names, empty."""
+    path, first, second = tmp_path / "runs.csv", Run("deep", "g0", "topo", 0), Run("deep", "g0", "bfs", 1)
+    append(path, first, points(100.0, 90.0, 80.0))
+    append(path, second, points(50.0, 40.0, 30.0))
+    whole = path.read_bytes()
+    os.truncate(path, max(len(whole) - length, 0))
+    left = read_runs(path, 10)
+    assert second not in left
+    for run, steps in ((first, (100.0, 90.0, 80.0)), (second, (50.0, 40.0, 30.0))):
+        if run not in left:
+            append(path, run, points(*steps))
+    assert read_runs(path, 10) == {first: points(100.0, 90.0, 80.0), second: points(50.0, 40.0, 30.0)}
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", ",".join(NAMES) + "\nx,y,z,0,5,fast,1,1,1\n"])

@@ -72,7 +72,9 @@ def read_runs(path: Path, episodes: int) -> dict[Run, Sequence[Point]]:
         return {}
     found: dict[Run, list[Point]] = {}
     try:
-        for row in csv.DictReader(io.StringIO(read_text(path, "runs"), newline="")):
+        text = read_text(path, "runs")
+        whole = text[: text.rfind("\n") + 1]  # the next row that is written replaces one that was cut off
+        for row in csv.DictReader(io.StringIO(whole, newline="")):
             run = Run(row["source"], row["graph"], row["order"], int(row["repeat"]))
             steps = float(row["best_us"]), float(row["mean_us"])
             point = Point(int(row["episodes"]), *steps, int(row["simulated"]), float(row["seconds"]))
