@@ -17,6 +17,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 import baechi_ext
 from baechi_ext.errors import OptionError
 from baechi_runtime.torch.calls.call_report import report_of
+from baechi_runtime.torch.calls.module_call import call_of
 from tests.runtime.placed_modules import QUICK, SHAPES, Answers, batch, place, report, tensors_of
 from tests.torch_steps import Branches, Tied
 
@@ -182,6 +183,26 @@ def test_a_loss_that_is_kept_keeps_no_batch(shape: str, verify_steps: int) -> No
     assert [batch() for batch in batches] == [None] * 4
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         loss.backward()
+
+
+@pytest.mark.parametrize("how", ["unplaced", "paused"])
+def test_what_runs_as_it_is_for_good_keeps_no_programs(how: str) -> None:
+    model = place(Answers(SHAPES["tensor"]), verify_steps=0)
+    for _ in range(3):
+        out = model(torch.randn(5, 6))
+    session = call_of(model).session
+    (member,) = session.groups[0].members
+    programs, before = weakref.ref(member.loaded.placed), report_of(session)
+    baechi_ext.unplace(model) if how == "unplaced" else session._pause("it is slower")
+    assert report_of(session).placed_steps == before.placed_steps == 2
+    assert member.noted().times is not None
+    assert programs() is not None  # which the call under way still needs
+    out.sum().backward()
+    del out
+    gc.collect()
+    assert programs() is None
+    assert len(member.noted().times) == 1
+    model(torch.randn(5, 6)).sum().backward()
 
 
 def test_python_ends_when_the_devices_have_finished_what_they_are_at() -> None:

@@ -33,7 +33,7 @@ def report_of(session: Session) -> CallReport:
     notes = [] if placement is None else [*placement.result.notes, *placement.notes]
     if first is not None:
         notes += [first.note, first.captured.why_whole and f"the batch stays whole: {first.captured.why_whole}"]
-        notes += [f.loaded.placed.note for f in first.members if f.loaded is not None]
+        notes += [was.note for f in first.members if (was := f.noted()) is not None]
         notes += [NORMALISED] * any(part.normalised for part in first.captured.fragments)
     return CallReport(
         kind="module",
@@ -54,7 +54,7 @@ def report_of(session: Session) -> CallReport:
         placed_steps=session.placed_calls or max((g.calls for g in session.groups), default=0),
         shapes=len(session.groups),
         unplaced_calls=dict(session.unplaced),
-        refusal=session.refusal or session.paused or (INTERRUPTED if session.interrupted else ""),
+        refusal=session.refusal or (INTERRUPTED if session.interrupted else ""),
         notes=tuple(dict.fromkeys(filter(None, notes))),
         fragments=0 if first is None else len(first.members),
         parts=() if first is None else first.captured.parts,
@@ -102,11 +102,12 @@ def _busy_us(session: Session, group: PlacedGroup) -> tuple[float, ...]:
 
 
 def _times(group: PlacedGroup) -> list[deque[StepTimes]]:
-    return [f.loaded.times for f in group.members if f.loaded is not None and f.loaded.times]
+    return [was.times for f in group.members if (was := f.noted()) is not None and was.times]
 
 
 def _measured(group: PlacedGroup, executor: str) -> MeasuredStep | None:
-    recorder = None if group.first.loaded is None else group.first.loaded.recorder
+    was = group.first.noted()
+    recorder = None if was is None else was.recorder
     return None if recorder is None else recorder.measured(group.placement.graph, executor)
 
 
@@ -122,6 +123,6 @@ def _notes(session: Session, group: PlacedGroup, measured: MeasuredStep | None) 
         notes.append(f"no {MEASURED}: {why}")
     if len(session.groups) > 1:
         notes.append(f"{len(session.groups)} variants of its call are placed; this is the first one")
-    if session.refusal or session.paused:
-        notes.append(f"it runs as it is now: {session.refusal or session.paused}")
+    if session.refusal:
+        notes.append(f"it runs as it is now: {session.refusal}")
     return notes

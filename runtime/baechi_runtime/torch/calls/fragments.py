@@ -1,5 +1,6 @@
 """The fragments of a module's calls, from the first time that one runs until it is placed, and how a session is to place them."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +10,11 @@ from torch import Tensor, fx
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.measure.turns import PLACED, Turns
 from baechi_runtime.torch.calls.capturing import TrainingCall
 from baechi_runtime.torch.calls.placed_function import LoadedFragment
+from baechi_runtime.torch.calls.recording import CallRecorder
 from baechi_runtime.torch.calls.search_process import Search
 from baechi_runtime.torch.calls.verify import Verification
 from baechi_runtime.torch.calls.workers import Workers
@@ -42,6 +45,8 @@ class LiveFragment:
     run: Callable[["LiveFragment", Sequence[Any]], Any]
     graph: fx.GraphModule
     loaded: LoadedFragment | None = None
+    was: "Ended | None" = None
+    """The record of its placed calls, where it runs as it is for good."""
     group: "PlacedGroup | None" = None
     verification: Verification = field(default_factory=lambda: Verification(0))
     count: int = 0
@@ -63,8 +68,28 @@ class LiveFragment:
     def __call__(self, *args: Any) -> Any:
         return self.run(self, args)
 
+    def end(self) -> None:
+        """Let go of its programs: it runs placed no more. Calls under way have their own hold of them."""
+        if (loaded := self.loaded) is not None:
+            self.was, self.loaded = Ended(loaded.times, loaded.placed.note, loaded.recorder), None
+            if loaded.recorder is not None:
+                loaded.recorder.end()
+
+    def noted(self) -> "Ended | None":
+        """The record of its placed calls so far."""
+        return self.was if self.loaded is None else Ended(self.loaded.times, self.loaded.placed.note, self.loaded.recorder)
+
     def forget(self) -> None:
         self.example, self.links = None if self.loaded is None and not self.why_not else (), {}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The record of a fragment that was placed: times of calls, a note on its passes, and what recorded some of them."""
+
+    times: deque[StepTimes]
+    note: str
+    recorder: CallRecorder | None
 
 
 @dataclass(frozen=True)

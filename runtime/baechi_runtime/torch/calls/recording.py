@@ -81,7 +81,8 @@ class CallRecorder:
     ) -> None:
         self._workers = executor if isinstance(executor, Workers) else None
         self._devices = [executor.device] if isinstance(executor, Workers) else executor.devices[: len(timeline.cluster)]
-        self._phases, self._timeline, self._reader, self._live = phases, timeline, call.binding.state_reader, live
+        self._phases: Phases | None = phases
+        self._timeline, self._reader, self._live = timeline, call.binding.state_reader, live
         self._name = f"recorded {next(_numbers)}"
         self._ahead: list[int] = []
         self._apart: list[str] = []
@@ -98,13 +99,17 @@ class CallRecorder:
         """The phases that run the call that begins now, if it is recorded; None if the programs that are timed run it."""
         is_recorded = self.is_next()
         self._begun += 1
-        if not is_recorded:
+        if self._phases is None or not is_recorded:
             self._loaded.clear()
             return None
         noting = len(self.noted) < RUNS
         if noting not in self._loaded:
             self._loaded = {noting: self._phases.watched_by(self._watch(noting))}
         return self._loaded[noting]
+
+    def end(self) -> None:
+        """Let go of the programs: no further call is recorded."""
+        self._phases, self._loaded = None, {}
 
     def _watch(self, noting: bool) -> Watch:
         if not noting:

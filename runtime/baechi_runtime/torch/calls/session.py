@@ -82,9 +82,7 @@ class Session:
         self.fragments: list[LiveFragment] = []
         self.groups: list[PlacedGroup] = []
         self.refusal = ""
-        """Why everything runs as it is for good; empty while something may be placed."""
-        self.paused = ""
-        """Why everything runs as it is until steps change: placing does not pay."""
+        """Why everything runs as it is for good: placing does not pay, or can't be done. Empty while something may be placed."""
         self.ran = 0
         """Fragments that ran, placed or not."""
         self.ran_trained = 0
@@ -152,7 +150,7 @@ class Session:
         """Why nothing runs placed now; empty where it may."""
         here = os.getpid() == self.settings.executor.process
         now = "the script captures a CUDA graph" if is_capturing() else ""
-        return self.refusal or self.paused or (now if here else "this process was forked")
+        return self.refusal or (now if here else "this process was forked")
 
     @property
     def pays(self) -> bool:
@@ -187,7 +185,7 @@ class Session:
             self.lead.leave()
         if self._experience is None or self._waits:
             return
-        turns, why = self.lead.turns, self.refusal or self.paused
+        turns, why = self.lead.turns, self.refusal
         if ended and not why and not self.groups and self.calls > 1 and not searched:
             why = self.why_not() or "no fragment of its calls could be placed"
         if not why and not turns.decided and not (ended and turns.placed_us and turns.plain_us):
@@ -456,7 +454,8 @@ class Session:
         return workers.as_worker_0(*own) if isinstance(workers, Workers) else own
 
     def _pause(self, why: str) -> None:
-        self.paused = why
+        self.refusal = why
+        self._end()
         self.conclude()
         self.say_once(f"{self.name} runs as it is: {why}")
 
@@ -464,7 +463,7 @@ class Session:
         """Run these fragments as they are from now on, and say so once. Raises the error if `strict`, or if workers drifted or got lost."""
         self.lead.leave()
         for f in members:
-            f.why_not, f.loaded = str(error), None
+            f.why_not, f.loaded, f.was = str(error), None, None
         whole = all(f.why_not for f in self.fragments)
         early = self.calls < _EARLY and any(f.too_small and f.why_not == f.too_small for f in self.fragments)
         if whole and not early:
@@ -483,6 +482,11 @@ class Session:
         """Run all calls as they are from now on."""
         self._stop_search()
         self.refusal = self.refusal or "it was unplaced"
+        self._end()
+
+    def _end(self) -> None:
+        for f in self.fragments:
+            f.end()
 
     def say_once(self, text: str) -> None:
         """Write a line to stderr, the first time."""
