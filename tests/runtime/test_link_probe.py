@@ -11,6 +11,7 @@ from msgspec import UNSET
 from baechi_ext.cost import fit_link
 from baechi_ext.ir import Link
 from baechi_runtime.drivers import link_report
+from baechi_runtime.measure import link_probe
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe, sound
 from baechi_runtime.report.report import ProbedLink
 
@@ -51,8 +52,17 @@ def test_two_bad_ones_are_said_and_not_used(bad: LinkProbe) -> None:
     link = found.to_link()
     assert link.latency_us == min(us for samples in bad.samples_us.values() for us in samples)
     assert 1e-5 < link.us_per_byte < 1e-1  # two copies, between 200 GB/s and 20 MB/s
+    assert "of 2 copies in memory" in found.doubt
     assert link.send_us == link.receive_us == 0
     assert ProbedLink.of(found).doubt == found.doubt != "" and ProbedLink.of(GOOD).doubt is UNSET
+
+
+def test_a_link_through_shared_memory_takes_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_probe, "_copied_us_per_byte", lambda: 3e-5)
+    found, _ = taken([replace(CONSTANT, copies=1)] * 2)
+    assert found.to_link().us_per_byte == 3e-5
+    assert "of a copy in memory" in found.doubt
+    assert taken([CONSTANT] * 2)[0].to_link().us_per_byte == 6e-5
 
 
 def test_what_a_transfer_takes_the_host_is_a_cost_of_its_link() -> None:

@@ -18,14 +18,13 @@ _LEAST_US_PER_BYTE = 2e-6
 _MOST_OF_ONE_WAY = 4.0
 """The one-way times that a small tensor may take from a device, since caches are cold. More is what other programs did meanwhile."""
 _ADVICE = "end what else runs, or give --comm_cost_coeffs"
-_COPIES, _COPY_REPEATS = 2, 5
-"""Copies of a tensor on its way between two processes: into shared memory, and out of it."""
+_COPY_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class LinkProbe:
-    """One-way times in microseconds per tensor size, warm-up left out, and the line through their medians; where tensors are handed over it
-    is level."""
+    """One-way times in microseconds per tensor size, warm-up left out, and the line through what is typical of them: their medians, or with
+    TensorFlow's servers the least ones. Where tensors are handed over it is level."""
 
     samples_us: dict[int, tuple[float, ...]]
     fit: LinkFit
@@ -33,11 +32,13 @@ class LinkProbe:
     """The sending device's own part of the one-way time, where it has one."""
     receive: LinkFit | None = None
     doubt: str = ""
-    """A sentence on why `fit` is not the line through the medians, where it is not."""
+    """A sentence on why `fit` is not the line through the times, where it is not."""
     copied: bool = True
     """False where tensors are handed over as they are, whatever their size."""
     issue_us: float = 0.0
     """Time that a transfer takes the one thread that gives all devices their work, where there is such a thread."""
+    copies: int = 2
+    """Copies of a tensor on its way, at least: into what two processes share, and out of it where that is no place of the tensor's own."""
 
     @property
     def says_something(self) -> bool:
@@ -108,9 +109,10 @@ def sound(probe: Callable[[], LinkProbe], *, copies: bool) -> LinkProbe:
         doubt = "what transfers take from the devices was probed twice, and more came than transfers take, so it is counted as none"
         return replace(telling[0], send=None, receive=None, doubt=f"{doubt}; {_ADVICE}")
     least_us = min(us for found in (first, second) for samples in found.samples_us.values() for us in samples)
-    fit = replace(second.fit, us_per_byte=_copied_us_per_byte(), latency_us=least_us)
+    fit = replace(second.fit, us_per_byte=second.copies * _copied_us_per_byte(), latency_us=least_us)
     none = f"r2 {second.fit.r_squared:.2f}, {second.fit.us_per_byte:.2g} us/B"
-    doubt = f"the link was probed twice, and its times fit no line ({none}), so these are of {_COPIES} copies in memory"
+    copied = "a copy" if second.copies == 1 else f"{second.copies} copies"
+    doubt = f"the link was probed twice, and its times fit no line ({none}), so these are of {copied} in memory"
     return replace(second, fit=fit, send=None, receive=None, doubt=f"{doubt}; {_ADVICE}")
 
 
@@ -122,4 +124,4 @@ def _copied_us_per_byte() -> float:
         begin = time.perf_counter_ns()
         np.copyto(target, source)
         taken.append(time.perf_counter_ns() - begin)
-    return _COPIES * min(taken) / 1000 / source.nbytes
+    return min(taken) / 1000 / source.nbytes

@@ -127,7 +127,7 @@ class ProcessStep:
 
 
 class ProcessExecutor:
-    """Rank 0's view of all workers; the same interface as ThreadExecutor. Leaving it ends the other ranks' work."""
+    """Rank 0's view of all workers; ThreadExecutor's interface but for what takes one process. Leaving it ends the other ranks' work."""
 
     shared_memory = False
 
@@ -206,7 +206,8 @@ class ProcessExecutor:
         if self.devices[0].torch_device.type == "cuda":  # a wait for it has no time-out of its own; that of a call has
             own = partial(self.call, 0, own)
         part, others = self.together(own, do="probe", **command)
-        return probed([part, *others], source, target, sizes)
+        found = probed([part, *others], source, target, sizes)
+        return found if self.group.lines is None else replace(found, copies=1)  # into shared memory, where it is read
 
     def paces(self, windows: int, window_seconds: float) -> list[Pace]:
         """See ThreadExecutor."""
