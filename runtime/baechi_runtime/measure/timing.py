@@ -14,7 +14,8 @@ WARMUP = 4
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """One step: wall time from the first device's start to the last one's end, and what each device worked meanwhile."""
+    """One step: wall time for who runs it, commands to other processes included, and what each device worked meanwhile, where that is
+    known."""
 
     wall_us: float
     busy_us: tuple[float, ...]

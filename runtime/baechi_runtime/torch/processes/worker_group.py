@@ -1,5 +1,6 @@
-"""A group of worker processes, one per device: how they find each other and what they say. Tensors go over torch.distributed, everything
-else as JSON through its key-value store, so nothing that is received is ever executed.
+"""A group of worker processes, one per device: how they find each other and what they say. Tensors go through memory that the workers of a
+machine share, which say by numbers in pipes what is there, or over torch.distributed; everything else goes as JSON through its key-value
+store. So nothing that is received is ever executed.
 
 A process group's threads end with whoever holds it last. One that gives a tensor back while python ends is killed there, and the whole
 process with it (SIGABRT), so nobody holds a group that has been left.
