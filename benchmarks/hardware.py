@@ -33,10 +33,11 @@ from baechi_ext.ir.plan import PlanFile
 from baechi_ext.simulate import simulate
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.host.processor import available_cores
 from baechi_runtime.measure.samples import NOISY_LOAD, LoadOfOthers
 from baechi_runtime.torch.backend import capture
 from baechi_runtime.torch.hardware_probe import cpu_hardware
-from baechi_runtime.torch.lowering.devices import CpuDevice, available_cores
+from baechi_runtime.torch.lowering.devices import CpuDevice
 from baechi_runtime.torch.profiler import FULL, profile_step
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 from benchmarks.runner import Benchmark, Row, in_fresh_process, progress, table

@@ -9,10 +9,11 @@ import torch
 from baechi_ext.ir import Cluster, Link
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.host.processor import available_cores
 from baechi_runtime.measure.device_speeds import Pace, note_on, speeds_of
 from baechi_runtime.torch.backend import TorchBackend
 from baechi_runtime.torch.cluster import with_measured_speeds
-from baechi_runtime.torch.lowering.devices import CpuDevice, available_cores
+from baechi_runtime.torch.lowering.devices import CpuDevice
 from baechi_runtime.torch.lowering.link_player import play_pace
 from baechi_runtime.torch.processes.launch import run_workers
 from baechi_runtime.torch.threads.executor import ThreadExecutor

@@ -14,11 +14,12 @@ import torch
 
 from baechi_ext.ir import Cluster
 from baechi_ext.simulate import simulate
+from baechi_runtime.host.processor import available_cores
 from baechi_runtime.measure.link_probe import PROBE_BYTES
 from baechi_runtime.measure.samples import LoadOfOthers, Measurement, Ratio, Samples, busy_seconds
 from baechi_runtime.measure.timing import StepTimes, measure_in_turn
 from baechi_runtime.report.report import ProbedLink
-from baechi_runtime.torch.lowering.devices import CpuDevice, available_cores, cpu_devices
+from baechi_runtime.torch.lowering.devices import CpuDevice, cpu_devices
 from baechi_runtime.torch.measure import measure, measured_peak_bytes
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 from tests.torch_steps import capture, make_step, scattered

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.host.processor import available_cores
 from baechi_runtime.torch.cluster import pairs_to_probe
-from baechi_runtime.torch.lowering.devices import available_cores, cpu_workers
+from baechi_runtime.torch.lowering.devices import cpu_workers
 from baechi_runtime.torch.processes.environment import INTERFACE, choose_interface
 from tests.runtime.namespaces import ADDRESSES, require_namespaces, two_nodes
 from tests.runtime.trainings import GPT2, STEP, costs_of, here, losses_of

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Sequence
 
+from baechi_runtime.host.processor import available_cores
 from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.measure.timing import StepTimes
-from baechi_runtime.tensorflow.servers.devices import Devices, Server, available_cores
+from baechi_runtime.tensorflow.servers.devices import Devices, Server
 
 
 def timed_step(run: Callable[[], object], servers: Sequence[Server] = ()) -> StepTimes:

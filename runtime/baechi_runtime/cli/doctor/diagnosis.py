@@ -16,7 +16,7 @@ import baechi_ext
 from baechi_ext.errors import MissingBackendError
 from baechi_runtime.cli.doctor.packages import CORE, PACKAGES, PYTHON, Package, fits
 from baechi_runtime.host.host_memory import usable_bytes
-from baechi_runtime.host.processor import processor
+from baechi_runtime.host.processor import available_cores, processor
 from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.tables import as_size
 from baechi_runtime.torch.lowering.gpus import Gpus, read_gpus
@@ -125,7 +125,7 @@ def _versions() -> Iterator[Check]:
 
 
 def _devices(probed: Mapping[str, Found], gpus: Gpus | None, why: str) -> Iterator[Check]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(available_cores())
     yield Check("devices", "CPU", OK, f"{cores} usable core{'s' * (cores != 1)}, {processor()}, {as_size(usable_bytes())} usable memory")
     if cores == 1:
         costs = ("gain from splitting over CPU devices: they take turns", "run where there are more")

@@ -22,6 +22,7 @@ from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.errors import ExecutionError, MissingBackendError, OptionError
 from baechi_runtime.host.die_with_parent import with_this_process
 from baechi_runtime.host.listeners import LOOPBACK, Network, own_networks
+from baechi_runtime.host.processor import available_cores
 from baechi_runtime.tensorflow.servers.server_process import FAILED, NO_LIBRARY
 
 _TRIES = 3
@@ -371,7 +372,3 @@ def _free_addresses(count: int) -> tuple[str, ...]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return tuple(f"127.0.0.1:{each.getsockname()[1]}" for each in sockets)
-
-
-def available_cores() -> tuple[int, ...]:
-    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else tuple(range(os.cpu_count() or 1))

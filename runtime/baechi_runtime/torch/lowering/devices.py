@@ -14,6 +14,7 @@ import torch.distributed as dist
 from baechi_ext.capture.torch_private import hold_stream
 from baechi_ext.errors import ExecutionError, MissingBackendError
 from baechi_runtime.host.host_memory import usable_bytes
+from baechi_runtime.host.processor import available_cores
 from baechi_runtime.torch.lowering.memory_limit import plannable_bytes
 from baechi_runtime.torch.lowering.random_state import set_state, state_of
 
@@ -211,11 +212,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def available_cores() -> tuple[int, ...]:
-    """The cores this thread may use, in order: all of the process's until a device is entered."""
-    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else tuple(range(os.cpu_count() or 1))
 
 
 def cpu_devices(count: int) -> list[TorchDevice]:
