@@ -313,7 +313,8 @@ def test_a_plan_of_what_the_module_was_is_not_run(one_thread: None) -> None:
 
 
 def test_a_model_is_planned_and_its_step_measured() -> None:
-    run = baechi_ext.plan("wide_towers", {"image_size": 8, "batch_size": 2}, devices=2, method="m_etf", optimizer="adam", device_memory="2GiB")
+    sizes, how = {"image_size": 8, "batch_size": 2}, {"method": "m_etf", "optimizer": "adam"}
+    run = baechi_ext.plan("wide_towers", sizes, devices=2, device_memory="2GiB", **how)
     assert {op.phase for op in run.graph.ops} == set(PHASES)
     pinned = run.pin("towers.0*", 1)
     report = pinned.apply(num_steps=2)
