@@ -11,11 +11,12 @@ from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_join
 from baechi_ext.ir import Cluster
 from baechi_ext.simulate import Timeline, simulate
 from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.models.training_step import EagerStep, TrainingStep
 from baechi_runtime.torch.lowering import updates
 from baechi_runtime.torch.lowering.devices import cuda_devices
 from baechi_runtime.torch.lowering.updates import optimizers_by_device
-from baechi_runtime.torch.parity import Masks, check_parity, exact_results, parity_of_kernels, unplaced_results
+from baechi_runtime.torch.parity import Masks, check_parity, exact_results, parity_of_kernels, unplaced_results, worst_of
 from baechi_runtime.torch.streams.executor import WARM_UP_STEPS, StreamExecutor, StreamStep
 from baechi_runtime.torch.streams.step_graph import CudaRecorder, why_not_captured
 from tests.runtime.replaying import HostRecorder, host_devices
@@ -163,6 +164,13 @@ def test_updates_go_together_by_device_and_bytes(monkeypatch: pytest.MonkeyPatch
     assert len({id(o) for o in optimizers.values()}) == len({timeline.placement[v] for v, b in enumerate(binding.ops) if b.parameters})
     monkeypatch.setattr(updates, "TOGETHER_BYTES", 1)
     assert len({id(o) for o in optimizers_by_device(timeline, binding, step, range(2)).values()}) == len(optimizers)
+
+
+def test_the_comparison_with_the_larger_difference_is_reported() -> None:
+    """On one device the placed step is the program that it is compared with."""
+    same, kernels, wrong = (Parity(passed, d, d, "loss", 3, 1e-4) for passed, d in ((True, 0.0), (True, 3e-5), (False, 2e-5)))
+    assert worst_of((same, kernels)) is kernels
+    assert worst_of((kernels, wrong)) is wrong
 
 
 def test_kernels_may_round_as_the_unplaced_steps_do_and_no_more() -> None:
