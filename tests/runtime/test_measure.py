@@ -20,7 +20,7 @@ from baechi_runtime.measure.samples import LoadOfOthers, Measurement, Ratio, Sam
 from baechi_runtime.measure.timing import StepTimes, measure_in_turn
 from baechi_runtime.report.report import ProbedLink
 from baechi_runtime.torch.lowering.devices import CpuDevice, cpu_devices
-from baechi_runtime.torch.measure import measure, measured_peak_bytes
+from baechi_runtime.torch.measure import cores_of, measure, measured_peak_bytes
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 from tests.torch_steps import capture, make_step, scattered
 
@@ -150,6 +150,22 @@ def test_the_load_is_of_the_cores_that_the_process_may_use() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [[min(available_cores())]] * 2
+
+
+class Listed(CpuDevice):
+    """A device of a process that may use eight cores."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.cores, self.core = tuple(range(8)), 2 * index + 1
+
+
+def test_the_load_of_others_is_that_on_the_cores_of_the_devices() -> None:
+    """A busy core that no device is on takes nothing from a step."""
+    devices = [Listed(1), Listed(0)]
+    assert cores_of(devices) == (1, 3)
+    del devices[0].core  # as a GPU, whose thread is on no core of its own
+    assert cores_of(devices) == tuple(range(8))
 
 
 def test_oversubscription_is_noticed() -> None:

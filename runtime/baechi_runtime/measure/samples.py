@@ -119,8 +119,8 @@ class Noise:
     """Possible disturbances of a run's devices."""
 
     load_of_others: float | None
-    """CPU time of other processes on the cores that this run may use, over (those cores x wall time); None where the system does not
-    tell."""
+    """CPU time of other processes on the cores that this run's devices take, over (those cores x wall time); None where the system does
+    not tell."""
     oversubscribed: bool
     """More CPU devices than cores: devices take turns and no step time means anything."""
 
@@ -188,7 +188,7 @@ class Measurement(Noise):
 
 
 class LoadOfOthers:
-    """The share of the run's cores that goes to processes outside it, from its making to `share()`; what other guests steal included."""
+    """The share of these cores that goes to processes outside it, from its making to `share()`; what other guests steal included."""
 
     def __init__(self, own_seconds: Callable[[], float], cores: Collection[int]) -> None:
         """`own_seconds` says what the run's processes have used so far. No cores, where the run has several machines of which one is seen

@@ -74,7 +74,13 @@ def eager_times(executor: Executor, eager: EagerStep) -> StepTimes:
 def load_of_others(executor: Timed) -> LoadOfOthers:
     """Begins to count what others take of the executor's cores."""
     one_machine = len({d.node for d in executor.devices}) == 1
-    return LoadOfOthers(executor.cpu_seconds, executor.devices[0].cores if one_machine else ())
+    return LoadOfOthers(executor.cpu_seconds, cores_of(executor.devices) if one_machine else ())
+
+
+def cores_of(devices: Sequence[TorchDevice]) -> tuple[int, ...]:
+    """The cores that a step on these devices of one machine takes: their own, or where they are no cores all that this process may use."""
+    own = [getattr(d, "core", None) for d in devices]
+    return devices[0].cores if None in own else tuple(sorted({core for core in own if core is not None}))
 
 
 def oversubscribed(devices: Sequence[TorchDevice]) -> bool:
