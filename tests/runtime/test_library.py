@@ -127,6 +127,17 @@ def test_what_if_is_the_step_planned_for_another_cluster(run: baechi_ext.Run) ->
         run.what_if(device_memory="1KB")
 
 
+def test_a_links_speed_is_all_that_a_byte_takes() -> None:
+    """Of links between processes the devices bear most: they copy."""
+    probed = baechi_ext.Cluster.uniform(2, link=baechi_ext.Link(0.1, 5.0, 1.0, 0.4, 2.0, 0.3))
+    run = baechi_ext.plan(graph_of({"a": 1.0}), devices=probed, method="single")
+    link = run.what_if(link="10MB/s").cluster.default
+    assert [link.us_per_byte, link.send_us_per_byte, link.receive_us_per_byte] == pytest.approx([0.0125, 0.05, 0.0375])
+    assert (link.latency_us, link.send_us, link.receive_us) == (5.0, 1.0, 2.0)
+    free = baechi_ext.plan(graph_of({"a": 1.0}), devices=baechi_ext.Cluster.uniform(2, link=baechi_ext.Link()), method="single")
+    assert free.what_if(link="10MB/s").cluster.default == baechi_ext.Link(us_per_byte=0.1)
+
+
 def test_devices_that_are_added_are_like_the_last(graph: baechi_ext.OpGraph) -> None:
     kinds = (baechi_ext.Device("gpu:1", 2**40, 2.0), baechi_ext.Device("gpu:0", 2**41, 1.0))
     run = baechi_ext.plan(graph, devices=baechi_ext.Cluster(kinds), method="single").what_if(devices=3)

@@ -288,7 +288,8 @@ def changed(cluster: Cluster, link: str | Link | None, device_memory: int | str 
 
 
 def link_of(given: str | Link, like: Link) -> Link:
-    """The link that is given, or one of a speed, "25GB/s", and otherwise like another. Raises OptionError for what is no speed."""
+    """The link that is given, or one of a speed, "25GB/s", and otherwise like another: of what a byte takes, the devices at its ends bear
+    the same share. Raises OptionError for what is no speed."""
     if isinstance(given, Link):
         return given
     try:
@@ -297,7 +298,11 @@ def link_of(given: str | Link, like: Link) -> Link:
             raise ValueError
     except ValueError as e:
         raise OptionError(f"link={given!r} is not a speed; write it like '25GB/s', or give a baechi_ext.Link") from e
-    return replace(like, us_per_byte=1e6 / speed)
+    costs = {name: getattr(like, name) for name in ("us_per_byte", "send_us_per_byte", "receive_us_per_byte")}
+    total = sum(costs.values())
+    if not total:
+        return replace(like, us_per_byte=1e6 / speed)
+    return replace(like, **{name: 1e6 / speed * (cost / total) for name, cost in costs.items()})
 
 
 def sized(cluster: Cluster, count: int) -> Cluster:
