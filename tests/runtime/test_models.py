@@ -119,6 +119,13 @@ def test_wrong_models_and_sizes_say_what_is_right() -> None:
     for name, least in (("resnet101", 32), ("alexnet", 63)):
         with pytest.raises(OptionError, match=f"is too small for {name}; it takes {least} pixels or more"):
             make_step(name, ModelOptions(image_size=least - 1), spec)
+    for name, options, known in (
+        ("gnmt_v2", ModelOptions(rnn_unit_type="x"), "--rnn_unit_type=x is unknown; choose one of lstm, gru"),
+        ("rnnlm", ModelOptions(rnn_unit_type="x"), "--rnn_unit_type=x is unknown; choose one of lstm, gru"),
+        ("gnmt_v2", ModelOptions(encoder_type="x"), "--encoder_type=x is unknown; choose one of gnmt, bi, uni"),
+    ):
+        with pytest.raises(OptionError, match=known):
+            make_step(name, options, spec)
     with pytest.raises(OptionError, match="--d_model=30 does not suit --num_heads=4; it takes a multiple of that"):
         make_step("transformer", ModelOptions(d_model=30, num_heads=4), spec)
     with pytest.raises(OptionError, match="unknown optimizer 'lion'; choose one of sgd, momentum"):

@@ -32,6 +32,8 @@ class Options:
 
     def layers_of_encoder(self) -> tuple[int, int]:
         """Numbers of its bidirectional layers, and of the others, which follow. Raises OptionError where that can't be."""
+        if self.encoder_type not in ENCODER_TYPES:
+            raise OptionError(f"--encoder_type={self.encoder_type} is unknown; choose one of {', '.join(ENCODER_TYPES)}")
         match self.encoder_type:
             case "gnmt" if self.num_layers >= 2:
                 return 1, self.num_layers - 1

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
+from baechi_ext.errors import OptionError
+
 FORGET_BIAS = 1.0
 
 Grads = Sequence[Tensor | None]
@@ -372,6 +374,8 @@ class Recurrent(nn.Module):
     def __init__(self, sizes: Sequence[int], units: int, unit_type: str = "lstm", *, reverse: bool = False) -> None:
         """`sizes` are the features of the inputs, which count as one input with all features side by side."""
         super().__init__()
+        if unit_type not in UNIT_TYPES:
+            raise OptionError(f"--rnn_unit_type={unit_type} is unknown; choose one of {', '.join(UNIT_TYPES)}")
         self.sizes, self.unit_type, self.reverse = list(sizes), unit_type, reverse
         gates, biases = self.kind.gates, self.kind.copies
         bound = 1 / math.sqrt(units)
