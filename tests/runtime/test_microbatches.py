@@ -151,6 +151,27 @@ def test_the_reference_draws_the_masks_of_the_whole_batch() -> None:
         torch.testing.assert_close(actual, expected)
 
 
+class DropConnect(nn.Module):
+    """Dropout of a weight, which has no batch, and of examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dropout = nn.functional.dropout
+        return self.norm(dropout(nn.functional.linear(x, dropout(self.layer.weight, 0.4)), 0.2)).square().mean()
+
+
+def test_every_part_has_the_mask_of_a_weight() -> None:
+    torch.manual_seed(0)
+    step = TrainingStep("dropped", DropConnect(), (torch.randn(4, 4),), optimizer_spec("sgd", 0.1), batch=4)
+    graph, binding = in_parts(step, 2, batch_norm_per_part=True)
+    with ThreadExecutor(cpu_devices(2), timeout_seconds=60) as executor:
+        parity = check_parity(executor, scattered(graph, 2, 1), binding, step)
+    assert parity.passed and parity.max_rel_diff < 1e-5, parity
+
+
 @pytest.mark.parametrize(("num_devices", "flags"), [pytest.param(2, [], marks=pytest.mark.slow), (3, ["--untagged", "--rendezvous"])])
 def test_parity_on_processes(workers: ForkedWorkers, num_devices: int, flags: list[str]) -> None:
     """Parameters, gradients, dropout masks and mere orders go from process to process; with and without tags."""

@@ -338,7 +338,9 @@ class Masks:
 
     def _rows(self, shape: Sequence[int]) -> Tensor:
         mask = self._left.pop(0)
-        dim = next((d for d, length in enumerate(shape) if length != mask.shape[d]), 0)
+        if tuple(shape) == tuple(mask.shape):  # of what has no batch, such as a weight
+            return mask
+        dim = next((d for d, length in enumerate(shape) if length != mask.shape[d]))
         return mask.narrow(dim, round(self._share * mask.shape[dim]), shape[dim])
 
 
