@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baechi_runtime.host.host_memory import usable_bytes
+from baechi_runtime.host.host_memory import available_bytes, usable_bytes
 
 GIB = 2**30
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -45,6 +45,37 @@ V1 = "9:name=systemd:/\n4:memory:/jobs/one\n3:cpu,cpuacct:/jobs/one\n"
 )
 def test_the_least_limit_counts(tmp_path: Path, membership: str, limits: dict[str, str], expected: int) -> None:
     assert usable_bytes(**system(tmp_path, membership, limits)) == expected
+
+
+MIB = 2**20
+OF_FILES = f"anon 5\ninactive_file {100 * MIB}\nactive_file 7"
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "left_mib"),
+    [
+        ("0::/a/b\n", {"a/b/memory.max": str(GIB), "a/b/memory.current": str(600 * MIB), "a/b/memory.stat": OF_FILES}, 524),
+        ("0::/a/b\n", {"a/b/memory.max": str(GIB), "a/b/memory.current": str(600 * MIB)}, 424),
+        ("0::/a/b\n", {"a/b/memory.max": str(GIB), "a/b/memory.current": str(2 * GIB)}, 0),
+        ("0::/a/b\n", {"a/b/memory.max": str(GIB), "a/memory.max": str(2 * GIB), "a/memory.current": str(2000 * MIB)}, 48),
+        ("0::/a/b\n", {"a/b/memory.max": str(GIB)}, 1024),
+        ("0::/a/b\n", {"a/b/memory.max": "max", "a/b/memory.current": str(600 * MIB)}, 3072),
+        (
+            V1,
+            {
+                "memory/jobs/one/memory.limit_in_bytes": str(GIB),
+                "memory/jobs/one/memory.usage_in_bytes": str(600 * MIB),
+                "memory/jobs/one/memory.stat": f"inactive_file 1\ntotal_inactive_file {100 * MIB}",
+            },
+            524,
+        ),
+    ],
+)
+def test_what_a_group_holds_is_taken(tmp_path: Path, membership: str, files: dict[str, str], left_mib: int) -> None:
+    """But for files that it may drop. The machine has 3 GiB left."""
+    where = system(tmp_path, membership, files)
+    (where["proc"] / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {3 * 2**20} kB\n")
+    assert available_bytes(**where) == left_mib * MIB
 
 
 def test_a_system_without_control_groups(tmp_path: Path) -> None:

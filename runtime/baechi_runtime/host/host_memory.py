@@ -32,11 +32,29 @@ def _limit_files(proc: Path, cgroups: Path) -> list[Path]:
     return files
 
 
-def available_bytes() -> int | None:
-    """Bytes that could be taken now without swapping; None where the system does not say (only Linux does)."""
+def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that could be taken now without swapping: what the machine has left, or the least that a control group has; None where the
+    system does not say (only Linux does)."""
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        lines = (proc / "meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
     found = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-    return None if found is None else min(found, usable_bytes())
+    if found is None:
+        return None
+    left = [found, usable_bytes(proc, cgroups)]
+    for file in _limit_files(proc, cgroups):
+        with contextlib.suppress(OSError, ValueError):
+            left.append(int(file.read_text(encoding="ascii")) - _held_bytes(file))
+    return max(0, min(left))
+
+
+def _held_bytes(limit: Path) -> int:
+    """Bytes that a control group holds, by the file of its limit, without files that it may drop. Raises OSError or ValueError where that
+    is not said."""
+    kind = "memory.current" if limit.name == "memory.max" else "memory.usage_in_bytes"
+    held, files = int(limit.with_name(kind).read_text(encoding="ascii")), 0
+    with contextlib.suppress(OSError):
+        rows = dict(line.split() for line in limit.with_name("memory.stat").read_text(encoding="ascii").splitlines())
+        files = int(rows.get("total_inactive_file", rows.get("inactive_file", 0)))
+    return max(0, held - files)
