@@ -108,6 +108,14 @@ def test_the_words_follow_from_the_intervals(samples: dict[str, tuple[float, ...
     assert found.recommended == ("m_sct" if "m_sct" in samples else "single" if samples else None)
 
 
+@pytest.mark.parametrize(("eager_us", "said"), [(200, True), (300, False), (400, False)])
+def test_where_one_device_is_refused_a_faster_unplaced_step_is_told(eager_us: float, said: bool) -> None:
+    found = comparison({"eager": around(eager_us, seed=3), "m_sct": around(300)}, {"single": "too big"})
+    times = found.ratio("m_sct", "eager")
+    yet = f"; yet the step unplaced, which no limit of a device binds, is {times} times as fast as that"
+    assert found.recommendation() == f"Split, with m_sct: one device cannot run the step (too big){yet if said else ''}."
+
+
 def test_a_split_that_the_unplaced_step_beats_is_not_recommended() -> None:
     """Though it beats our own program on one device."""
     found = comparison({"eager": around(300, seed=2), "single": ONE, "m_etf": around(320, seed=1)})

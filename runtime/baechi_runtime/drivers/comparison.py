@@ -310,7 +310,8 @@ class Comparison(Findings):
         if chosen is None:
             return "Nothing to choose from: no method's step could be measured"
         if SINGLE not in self.measured:
-            return f"Split, with {self._called(chosen)}{self._alike(chosen)}: one device cannot run the step ({self._why_not_one()})"
+            said = f"Split, with {self._called(chosen)}{self._alike(chosen)}: one device cannot run the step ({self._why_not_one()})"
+            return said + self._faster_without_plan(chosen)
         if not splits:
             return "Don't split: no method gave a plan with more than one device that could be measured"
         if chosen != SINGLE:
@@ -321,7 +322,7 @@ class Comparison(Findings):
             return f"Don't split on so few steps: the quickest of the splits, {nearest}, was {gain} times as fast as one device"
         if self.beats(nearest, SINGLE):
             rival = min(self._unsplit, key=self.median)
-            called = "the step unplaced" if rival == UNPLACED else f"one device under {rival}"
+            called = _called_unsplit(rival)
             unclear = f"not clearly faster than {called}, " if self.beats(nearest, rival) == self.beats(rival, nearest) else ""
             than = f"{unclear}{self.ratio(rival, nearest)} times as fast{'' if unclear else f' as {called}'}"
             return f"Don't split: {nearest} is {gain} times as fast as our program on one device, but {than}"
@@ -330,6 +331,13 @@ class Comparison(Findings):
         if gain.spread > NOISY_SPREAD:
             return f"Don't split until more steps (--num_steps) settle it: {nearest} is {gain} times as fast as one device"
         return f"Don't split: no method is clearly faster than one device; the best, {nearest}, is {gain} times as fast"
+
+    def _faster_without_plan(self, chosen: str) -> str:
+        """A faster step without a plan, which nothing limits, where one device's program is refused; empty where there is none."""
+        rival = min((name for name in self._unsplit if self.beats(name, chosen)), key=self.median, default=None)
+        if rival is None:
+            return ""
+        return f"; yet {_called_unsplit(rival)}, which no limit of a device binds, is {self.ratio(chosen, rival)} times as fast as that"
 
     def _called(self, method: str) -> str:
         flag = self.contender(method).flag
@@ -342,3 +350,7 @@ class Comparison(Findings):
 
     def _why_not_one(self) -> str:
         return self.contender(SINGLE).refusal or "it was not measured"
+
+
+def _called_unsplit(name: str) -> str:
+    return "the step unplaced" if name == UNPLACED else f"one device under {name}"
