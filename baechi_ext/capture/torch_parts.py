@@ -4,8 +4,8 @@ The copies share what does not depend on the batch. Parameters and buffers are o
 once a step, to every device that needs them; the parts' gradients are added up, and there is one update. Each copy on a device of its own
 is data parallelism, stages of layers are a pipeline (GPipe: Huang et al., NeurIPS 2019), and anything between is a placement like others.
 
-The loss stays the batch's, as torch_split splits the step by the rules of its ops. What sees the whole batch at once, as BatchNorm does, is
-refused.
+The loss stays the batch's, as torch_split splits the step by the rules of its ops. What sees the whole batch at once is refused; so is
+BatchNorm, unless it may normalise each part by itself.
 """
 
 from collections.abc import Iterable

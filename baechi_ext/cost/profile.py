@@ -28,7 +28,7 @@ class OpProfile:
     contended_us: tuple[float, ...] = ()
     """The same, while other devices were at work; empty where none was."""
     issue_us: float = 0.0
-    """Time that it took the host to give it to a device that works by itself, at least; 0 where that is part of the samples."""
+    """Time that it took the host to give it to a device that works by itself, the median; 0 where that is part of the samples."""
 
     @property
     def min_us(self) -> float:
