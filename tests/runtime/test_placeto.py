@@ -81,6 +81,53 @@ def test_a_training_goes_on(request_to_train: TrainingRequest) -> None:
         train(replace(request_to_train, config=TrainingConfig(updates=7)))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("sources", r"it learns from other graphs, or .* \(sources, --folder, --most_graphs\); start anew, in another folder"),
+        ("most", "it learns from other graphs"),
+        ("folder", "it learns from other graphs"),
+        ("cluster", "it is for other devices or links"),
+        ("episodes", r"it runs another number of episodes at once \(--episodes\)"),
+        ("policy", r"it began with another policy \(--policy\)"),
+    ],
+)
+def test_a_training_from_something_else_does_not_go_on(
+    request_to_train: TrainingRequest, tmp_path: Path, change: str, message: str
+) -> None:
+    (source,), begun = request_to_train.sources, replace(request_to_train, time_limit_seconds=1e-9)
+    write_family(tmp_path, "nmt", [distinct(8, seed) for seed in range(4, 9)], [towers()])
+    (tmp_path / "moved").mkdir()
+    write_family(tmp_path / "moved", "ptb", [distinct(8, seed) for seed in range(1, 6)], [towers()])
+    save_policy(tmp_path / "given", Policy.fresh(NETWORK, 5), {})
+    others = {
+        "sources": replace(begun, sources=(replace(source, name="nmt"),)),
+        "most": replace(begun, sources=(replace(source, most=4),)),
+        "folder": replace(begun, sources=(replace(source, folder=tmp_path / "moved"),)),
+        "cluster": replace(begun, cluster=Cluster.uniform(3)),
+        "episodes": replace(begun, episodes=3),
+        "policy": replace(begun, policy=str(tmp_path / "given.json")),
+    }
+    train(begun)
+    state = (begun.out / "training.json").read_bytes()
+    with pytest.raises(PolicyError, match=f"the training is another one: {message}"):
+        train(others[change])
+    assert (begun.out / "training.json").read_bytes() == state
+    older = json.loads(state)
+    del older["learns"], older["state"]["episodes"]
+    (begun.out / "training.json").write_text(json.dumps(older))
+    train(others[change])  # nobody can tell
+
+
+def test_the_same_graphs_in_another_folder_go_on(request_to_train: TrainingRequest, tmp_path: Path) -> None:
+    (source,), first = request_to_train.sources, train(replace(request_to_train, time_limit_seconds=1e-9))
+    (tmp_path / "ptb").rename(tmp_path / "graphs")
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "graphs").rename(tmp_path / "moved" / "ptb")
+    moved = replace(request_to_train, sources=(replace(source, folder=tmp_path / "moved"),))
+    assert train(moved).updates == 6 > first.updates
+
+
 def test_an_interrupted_training_keeps_what_it_has(request_to_train: TrainingRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -4,12 +4,15 @@ Everything drawn follows from the seed and the number of the update alone; so a 
 checkpoint ends with the same policy. Its state is a pair of files like a policy's; its progress is a CSV file, and scalars for TensorBoard.
 """
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +106,7 @@ class Trainer:
         import torch
 
         self.policy = replace(policy, parameters={k: v.detach().clone().requires_grad_(True) for k, v in policy.parameters.items()})
+        self._first = policy
         self.trainings = trainings
         self.exams = exams
         self.config = config
@@ -114,6 +118,17 @@ class Trainer:
         self.seconds = 0.0
         """In which updates were made, those of an interrupted training included."""
         self._whole = self._taken()
+
+    @cached_property
+    def subject(self) -> dict[str, str]:
+        """What the training is made from, beside its settings, as digests: a key for each of OTHERS."""
+        tasks = (*self.trainings, *self.exams)
+        return {
+            "graphs": _digest([len(self.trainings), *(task.decisions.graph.to_json() for task in tasks)]),
+            "clusters": _digest([task.decisions.cluster.to_json() for task in tasks]),
+            "episodes": _digest([task.environment.batch for task in tasks]),
+            "policy": _digest({name: tensor.tolist() for name, tensor in self._first.parameters.items()}),
+        }
 
     @property
     def done(self) -> bool:
@@ -254,6 +269,10 @@ class Trainer:
             training.restore(_whole_number(as_number(count, "episodes", PolicyError), count, "episodes"), state)
 
 
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def _whole_number(number: float, given: object, what: str) -> int:
     if not number.is_integer():
         raise PolicyError(f"{what} is {given!r}; expected a whole number")
@@ -297,24 +316,38 @@ KIND = "placeto training"
 def save_training(path: str | Path, trainer: Trainer, made_by: MadeBy | None = None) -> None:
     """Writes NAME.json, signed by `made_by`, and NAME.safetensors; `path` is either, or NAME. Raises FileError where it can't."""
     numbers, tensors = trainer.state()
-    value = {"kind": KIND, **_settings(trainer), "state": numbers}
+    value = {"kind": KIND, **_settings(trainer), "learns": trainer.subject, "state": numbers}
     write_pair(path, signed(value, made_by), tensors)
 
 
 def resume_training(path: str | Path, trainer: Trainer) -> None:
     """Sets a trainer to where the files' one was; it then ends as that one would have.
 
-    Raises FileError where there is no such file, PolicyError where it is damaged or of another training.
+    Raises FileError where there is no such file, PolicyError where it is damaged or of another training. Older files do not say what it
+    learns from.
     """
     value, tensors = read_pair(path, KIND)
     for what, own in _settings(trainer).items():
         given = value.get(what)
         if given != own:
             raise PolicyError(f"{path}: the training is another one: its {what} is {given}, expected {own}; start anew")
+    subject = value.get("learns", {})
+    for what, digest in trainer.subject.items() if isinstance(subject, dict) else ():
+        if subject.get(what, digest) != digest:
+            raise PolicyError(f"{path}: the training is another one: {OTHERS[what]}; start anew, in another folder")
     try:
         trainer.restore(value["state"], tensors)
     except (KeyError, TypeError, RuntimeError, PolicyError) as e:
         raise PolicyError(f"{path}: the training can't be resumed ({e!r}); start anew") from e
+
+
+OTHERS = {
+    "graphs": "it learns from other graphs, or has its exams on others (sources, --folder, --most_graphs)",
+    "clusters": "it is for other devices or links",
+    "episodes": "it runs another number of episodes at once (--episodes)",
+    "policy": "it began with another policy (--policy)",
+}
+"""By what a training is made from, what to say where that is not the same."""
 
 
 def _settings(trainer: Trainer) -> dict[str, dict[str, object]]:
