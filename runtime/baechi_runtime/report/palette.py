@@ -4,7 +4,7 @@ DEVICES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f
 """Told apart with any colour vision: M. Okabe and K. Ito, Color Universal Design (2008). Pages may be dark, so wine,
 from P. Tol, Colour Schemes (2021), stands for black."""
 LIMIT = "#d55e00"
-"""A memory limit."""
+"""A memory limit, which is drawn dashed: a device has this colour, too."""
 _DARK, _LIGHT = "#111111", "#ffffff"
 
 

@@ -100,7 +100,7 @@ def memory_figure(run: RunFolder, report: Run) -> "Figure":
         if i < len(measured := report.peaks.measured or []):
             axes.axhline(measured[i] / size, color=_MEASURED, linestyle=":", linewidth=1, label=f"{report.peaks.found} peak")
         if device.memory_bytes is not None and device.memory_bytes / size < 3 * max(held):
-            axes.axhline(device.memory_bytes / size, color=LIMIT, linewidth=1, label="limit")
+            axes.axhline(device.memory_bytes / size, color=LIMIT, linestyle="--", linewidth=1, label="limit")
         axes.set_ylim(bottom=0)
         axes.set_ylabel(f"{_plain(device.name)}\n{size_name}", fontsize=8)
         _quiet(axes)

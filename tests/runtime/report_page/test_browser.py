@@ -162,6 +162,22 @@ def test_a_click_opens_a_group_and_then_selects_an_op_in_it(browser: Any, small:
     assert page.errors() == []
 
 
+def test_the_limit_is_dashed_as_no_other_line(browser: Any, small: Path) -> None:
+    """A device has the limit's colour, too."""
+    page = Page(browser, small)
+    found, limit, colour = page.run("""
+        const found = [];
+        devices[1].memory_bytes = memory.tops[1];
+        memory.level = (context, d, bytes, colour, dashes) => found.push([bytes, colour, dashes]);
+        memory.surface.draw();
+        return [found, devices[1].memory_bytes, ink("limit")];""")
+    dashes = [dash for bytes_, ink, dash in found if (bytes_, ink) == (limit, colour)]
+    others = [dash for bytes_, ink, dash in found if (bytes_, ink) != (limit, colour)]
+    assert dashes
+    assert others
+    assert dashes[0] not in ([], *others)
+
+
 def test_a_critical_path_of_many_parts_is_summed_up(browser: Any, small: Path) -> None:
     page = Page(browser, small)
     rows = page.run(

@@ -3,18 +3,21 @@
 import json
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from baechi_ext.errors import FileError, MissingBackendError
 from baechi_ext.explain.path import critical_ops
-from baechi_ext.ir import Plan
+from baechi_ext.ir import Cluster, Plan
 from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.files.run_folder import COMPARISON, RunFolder
 from baechi_runtime.report.figure import save_figure
+from baechi_runtime.report.palette import LIMIT
 from baechi_runtime.report.reading import comparison_in
-from baechi_runtime.report.run_plots import FORMATS, methods_figure, timeline_figure, write_plots
+from baechi_runtime.report.report import Step
+from baechi_runtime.report.run_plots import FORMATS, memory_figure, methods_figure, timeline_figure, write_plots
 from tests.runtime.report_page.runs import comparison, towers, write_plan, write_run
 
 PLOTS = ("timeline", "memory", "busy")
@@ -75,6 +78,16 @@ def test_the_timeline_has_every_op_of_both_steps(folder: Path) -> None:
         bars = [len(collection.get_paths()) for collection in axes.collections]
         path = critical_ops(run.timeline)
         assert sum(bars) == len(run.graph) + len(path) + len(run.timeline.transfers)
+
+
+def test_a_limit_is_no_line_that_a_device_has(tmp_path: Path) -> None:
+    """Of six devices one has the limit's colour, and its lines are solid; those of peaks are dotted."""
+    run = RunFolder.load(write_plan(tmp_path / "plan", towers()))
+    plan = replace(run.plan, cluster=Cluster.uniform(6, memory_bytes=1 << 18))
+    lines = [line for axes in memory_figure(replace(run, plan=plan), Step()).axes for line in axes.lines]
+    limits = [line for line in lines if line.get_label() == "limit"]
+    assert LIMIT in [line.get_color() for line in lines if line not in limits]
+    assert {line.get_linestyle() for line in limits} == {"--"}
 
 
 def test_a_method_that_did_not_run_has_an_empty_row(folder: Path) -> None:

@@ -26,7 +26,7 @@ class MemoryView {
       this.curve(context, d, predicted.memory[d]);
       const measured = data.measured?.memory?.[d];
       if (measured) this.line(context, d, measured, data.measured.step_us);
-      if (device.memory_bytes !== null && device.memory_bytes <= this.tops[d]) this.level(context, d, device.memory_bytes, ink("limit"), []);
+      if (device.memory_bytes !== null && device.memory_bytes <= this.tops[d]) this.level(context, d, device.memory_bytes, ink("limit"), [8, 4]);
       if (device.peak_measured_bytes !== null) this.level(context, d, device.peak_measured_bytes, ink("ink"), [2, 3]);
       context.restore();
       this.label(context, d);
@@ -114,7 +114,7 @@ function memorySection() {
   const head = ["device", "peak predicted", ...(data.peaks.length ? ["peak " + counted] : []), "limit", "of the limit"];
   section("memory", "Memory",
     el("p", { class: "note" }, "The area is what is predicted" + (data.measured?.memory ? ", the thin line what was " + counted : "") +
-      (data.peaks.length ? `, the dotted line the ${counted} peak` : "") + ". A limit is drawn where it is within three times the peak." +
+      (data.peaks.length ? `, the dotted line the ${counted} peak` : "") + ". A limit is drawn, as a dashed line, where it is within three times the peak." +
       (data.peaks.length && counted === "computed"
         ? " Computed is what live tensors sum up to: all devices are in one process, whose memory nobody can tell apart." : "")),
     memory.surface.canvas,
