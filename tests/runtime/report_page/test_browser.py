@@ -1,15 +1,18 @@
 """The page of a run in a real browser: it opens, draws every panel, answers clicks and keys, and asks nobody for anything."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baechi_ext.ir.measured import ResidentBytes
+from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.report.page.writing import write_page
 from tests.runtime import forked
 from tests.runtime.report_page.pages import Page, needs_browser
-from tests.runtime.report_page.runs import ENDING, HOSTILE, parted, towers, write_plan, write_run
+from tests.runtime.report_page.runs import ENDING, HOSTILE, measured_step, parted, towers, write_plan, write_run
 
 pytestmark = needs_browser()
 ROOT = Path(__file__).parents[3]
@@ -329,10 +332,55 @@ def test_colours_show_devices_phases_or_modules(browser: Any, small: Path) -> No
         expected = page.run(f"return arguments[0].map((v) => data.palette[{key} % data.palette.length].colour)", ops)
         assert [inside(page, v, 5) for v in ops] == expected
         names = page.run("return colours.names")
-        assert all(name in page.text(f"#{where} .legend") for where in ("timeline", "graph") for name in names[:9])
+        assert all(name in page.text(f"#{where} .legend") for where in ("timeline", "graph") for name in names[:8])
         values = page.run("return [...document.querySelectorAll('select[aria-label=\"what colours show\"]')].map((one) => one.value)")
         assert values == [by, by]
     assert page.errors() == []
+
+
+def test_no_two_names_of_a_legend_have_one_colour(browser: Any, tmp_path: Path) -> None:
+    """Of eleven modules eight are named, as there are eight colours, and what is in none."""
+    page = Page(browser, write_page(str(write_plan(tmp_path / "wide", towers(layers=1, towers=11))), None))
+    show_colours(page, "timeline", "module")
+    shown = page.run("""
+        return [...document.querySelectorAll("#timeline .colours > span")].filter((one) => !one.querySelector(".backward"))
+          .map((one) => [one.textContent, getComputedStyle(one.querySelector(".swatch")).backgroundColor]);""")
+    names = page.run("return colours.names.map(called)")
+    assert len(names) == 12
+    assert [name for name, _ in shown] == [*names[:8], "no module"]
+    assert len({colour for _, colour in shown}) == 9
+    assert "and 3 more, in the same colours again" in page.text("#timeline .colours")
+
+
+def test_what_was_measured_of_memory_is_never_cut_off(browser: Any, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", towers())
+    run, report = RunFolder.load(folder), json.loads((folder / "report.json").read_text())
+    most = [10 * bytes_ for bytes_ in run.timeline.peak_memory_bytes]
+    memory = tuple((ResidentBytes(0.0, 1), ResidentBytes(100.0, int(bytes_)), ResidentBytes(200.0, 1)) for bytes_ in most)
+    replace(measured_step(run.plan, 1.25), memory=memory).save(folder / "measured.json")
+    (folder / "report.json").write_text(json.dumps({**report, "peak_memory_bytes": None}))
+    page = Page(browser, write_page(str(folder), None))
+    assert page.run("return data.peaks") == []
+    tops = page.run("return devices.map((_, d) => [memory.y(d, arguments[0][d]) - memory.each * d, memory.each])", most)
+    assert [0 < y < each for y, each in tops] == [True, True]
+
+
+def test_only_the_first_button_of_a_mouse_moves_what_is_shown(browser: Any, small: Path) -> None:
+    """The menu that a right-click opens takes the release of its button."""
+    page = Page(browser, small)
+    page.run("graph.zoom(2, 100, 100)")
+    moved = """
+        const canvas = document.querySelector("#graph canvas"), before = [graph.dx, graph.dy];
+        const event = (type, x, more) => canvas.dispatchEvent(new PointerEvent(type, { pointerId: 1, clientX: x, clientY: 50, ...more }));
+        canvas.setPointerCapture = () => {};
+        event("pointerdown", 100, { button: arguments[0] });
+        event("pointermove", 160, {});
+        event("pointermove", 220, {});
+        if (arguments[0] === 0) event("pointerup", 220, { button: 0 });
+        return [[graph.dx, graph.dy].map((at, i) => at - before[i]), graph.surface.pointers.size];"""
+    assert page.run(moved, 2) == [[0, 0], 0]
+    assert page.run(moved, 1) == [[0, 0], 0]
+    assert page.run(moved, 0) == [[120, 0], 0]
 
 
 def test_the_tooltip_never_covers_the_panel(browser: Any, small: Path) -> None:

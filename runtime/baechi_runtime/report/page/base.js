@@ -50,7 +50,7 @@ const SHOWN = {
   module: areas,
   part: () => ops.part.map((part) => (part === null ? "all parts" : "part " + part)),
 };
-const NEUTRAL = ["no module", "all parts"], MOST_NAMES = 12;
+const NEUTRAL = ["no module", "all parts"];
 
 /* What colours show, and who wants to know when that changes: `names` has the name of each colour, `of[v]` is the number of an op's. */
 const colours = {
@@ -77,13 +77,19 @@ const colours = {
       ways.map((by) => el("option", { value: by }, "colour by " + (by === "part" ? "part of the batch" : by))));
     return this.follow(chosen, () => { chosen.value = this.by; });
   },
+  /* As many names as there are colours, and those that have none of these. */
   legend() {
     const legend = el("span", { class: "colours" }), square = (i) => (NEUTRAL.includes(this.names[i])
       ? el("span", { class: "swatch shared" }) : el("span", { class: "swatch", style: { background: this.entry(i).colour } }));
-    return this.follow(legend, () => legend.replaceChildren(
-      ...this.names.slice(0, MOST_NAMES).map((name, i) => el("span", {}, square(i), this.by === "module" ? called(name) : name)),
-      this.names.length > MOST_NAMES ? `and ${this.names.length - MOST_NAMES} more, in the same colours again` : "",
-      this.markBackward ? el("span", {}, el("span", { class: "swatch backward" }), "a line under it: backward") : ""));
+    return this.follow(legend, () => {
+      const own = this.names.filter((name) => !NEUTRAL.includes(name)).length, more = own - data.palette.length;
+      const entries = this.names.map((name, i) => el("span", {}, square(i), this.by === "module" ? called(name) : name));
+      legend.replaceChildren(
+        ...entries.slice(0, Math.min(own, data.palette.length)),
+        more > 0 ? `and ${more} more, in the same colours again` : "",
+        ...entries.slice(own),
+        this.markBackward ? el("span", {}, el("span", { class: "swatch backward" }), "a line under it: backward") : "");
+    });
   },
   follow(node, update) {
     this.listeners.push(update);

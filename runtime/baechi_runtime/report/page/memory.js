@@ -8,7 +8,8 @@ class MemoryView {
     this.surface = new Surface(this, "Memory of each device over the step, against its limit", this.each * devices.length + 24);
     span.surfaces.push(this.surface);
     this.tops = devices.map((device, d) => {
-      const peak = Math.max(predicted.peaks[d], device.peak_measured_bytes ?? 0, 1);
+      const seen = data.measured?.memory?.[d][1].reduce((a, b) => Math.max(a, b), 0) ?? 0;
+      const peak = Math.max(predicted.peaks[d], device.peak_measured_bytes ?? 0, seen, 1);
       const near = device.memory_bytes !== null && device.memory_bytes < 3 * peak;
       return (near ? Math.max(device.memory_bytes, peak) : peak) * 1.08;
     });

@@ -21,7 +21,6 @@ class Surface {
   }
 
   set height(height) {
-    this.rows = height;
     this.canvas.style.height = height + "px";
   }
 
@@ -57,6 +56,7 @@ class Surface {
     const canvas = this.canvas, at = (event) => [event.offsetX, event.offsetY];
     let moved = 0, spread = 0;
     canvas.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return; // the menu that another button opens takes its release
       this.pointers.set(event.pointerId, at(event));
       if (this.pointers.size === 1) moved = 0;
       spread = this.spread();
