@@ -81,10 +81,11 @@ class Page:
         node.click()
         self.drawn()
 
-    def keys(self, section: str, keys: str) -> None:
-        canvas = self.browser.find_element("css selector", f"#{section} canvas")
-        self.run("arguments[0].focus()", canvas)
-        canvas.send_keys(keys)
+    def keys(self, section: str, keys: str, inside: str = "canvas") -> None:
+        """Presses keys on something in a section."""
+        node = self.browser.find_element("css selector", f"#{section} {inside}")
+        self.run("arguments[0].focus()", node)
+        node.send_keys(keys)
         self.drawn()
 
     def text(self, selector: str) -> str:

@@ -235,6 +235,45 @@ def test_keys_move_zoom_and_select(browser: Any, small: Path) -> None:
     assert scrolls == [True, True, False]  # only the graph goes on above and below
 
 
+def test_keys_of_the_graph_go_on_where_they_were(browser: Any, small: Path) -> None:
+    """Whatever was opened, closed or grouped otherwise since; and what they come to is told."""
+    page = Page(browser, small)
+    page.run("graph.openAll(true)")
+    focus = "graph.focus && (graph.focus.op === undefined ? graph.focus.name : ops.id[graph.focus.op])"
+    page.run("graph.focus = graph.boxes.findLast(({ op }, i) => ![op, graph.boxes[i + 1]?.op].includes(undefined))")
+    op = page.run("return graph.focus.op")
+    after = page.run("return graph.boxes[graph.boxes.indexOf(graph.focus) + 1].op")
+    page.run("graph.reveal(0)")
+    assert page.run("return [graph.boxes.includes(graph.focus), graph.focus.op]") == [True, op]
+    page.keys("graph", "n")
+    assert page.run("return graph.focus.op") == after
+    assert page.run("return ops.id[arguments[0]]", after) in page.run("return document.querySelector('.spoken').textContent")
+    page.run("graph.regroup('device')")
+    assert page.run("return graph.boxes.includes(graph.focus) && graph.focus === graph.boxOf(arguments[0])", after)
+    page.run("graph.openAll(false); graph.focus = graph.boxes.find((box) => box.op === undefined && !box.open)")
+    closed = page.run(f"return {focus}")
+    page.keys("graph", "\ue007")
+    assert page.run(f"return [graph.focus.open, {focus}]") == [True, closed]
+    told = page.run("return document.querySelector('.spoken').textContent").split("\n")
+    assert (told[-1], "op" in told[1]) == ("open", True)
+    page.run("graph.focus.parent.open = false; graph.layout()")
+    assert page.run("return graph.boxes.includes(graph.focus) && !graph.focus.open")
+    page.run("graph.regroup('module')")
+    assert page.run("return graph.focus") is None
+    assert page.errors() == []
+
+
+def test_the_first_key_of_the_timeline_finds_an_op(browser: Any, tmp_path: Path) -> None:
+    """The first device may have none."""
+    value = towers(layers=1)
+    for node in value["nodes"]:
+        node["pin"] = 1
+    page = Page(browser, write_page(str(write_plan(tmp_path / "run", value)), None))
+    page.keys("timeline", "n")
+    assert page.run("return selection.op === tracks[0].lanes[1][0]")
+    assert page.errors() == []
+
+
 def test_names_from_files_are_text_and_nothing_else(browser: Any, small: Path) -> None:
     page = Page(browser, small)
     assert page.run("return document.scripts.length") == 2

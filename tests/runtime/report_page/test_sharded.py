@@ -241,6 +241,8 @@ class TestInABrowser:
         layer = page.run("return layers.selected")
         assert len(rows) == 1 + len(layer["others"]) > 1
         assert "(here)" in rows[0]
+        page.keys("layers", "\ue00c", "#layers-table button")
+        assert page.run("return [layers.selected, document.getElementById('layer-name')]") == [None, None]
         assert page.errors() == []
 
     def test_another_plan_and_another_order(self, browser: Any, hostile: Path) -> None:

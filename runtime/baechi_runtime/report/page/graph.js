@@ -15,6 +15,7 @@ class GraphView {
   }
 
   regroup(way) {
+    if (this.focus?.op === undefined) this.focus = null;
     Object.assign(this, treeBy(way));
     this.root.open = true;
     this.openSome();
@@ -51,6 +52,15 @@ class GraphView {
     this.root.h -= TITLE;
     this.boxOfOp = new Map(this.boxes.filter((box) => box.op !== undefined).map((box) => [box.op, box]));
     this.edges = this.shownEdges();
+    this.focus = this.focus && this.boxNow(this.focus);
+  }
+
+  /* Where a box of an earlier layout is seen now: itself, or the outermost closed group that it is in. */
+  boxNow(box) {
+    if (box.op !== undefined) return this.boxOf(box.op);
+    let seen = box;
+    for (let group = box.parent; group.parent; group = group.parent) if (!group.open) seen = group;
+    return seen;
   }
 
   /* The box in which an op is seen: its own, or that of the outermost closed group. */
@@ -348,8 +358,8 @@ class GraphView {
   /* n and p: the next and previous box; Enter: opens, closes or selects it. */
   key(key) {
     if (key === "Enter" && this.focus) {
-      const box = this.focus;
-      this.choose(box);
+      this.choose(this.focus);
+      if (this.focus.op === undefined) this.sayFocus();  // of an op the panel tells
       return true;
     }
     if (key !== "n" && key !== "p") return false;
@@ -359,7 +369,13 @@ class GraphView {
       this.dx = this.width / 2 - (this.focus.X + this.focus.w / 2) * this.scale;
       this.dy = this.tall / 2 - (this.focus.Y + TITLE) * this.scale;
     }
+    this.sayFocus();
     return true;
+  }
+
+  sayFocus() {
+    const { focus } = this;
+    if (focus) say(this.describe(focus) + (focus.op !== undefined ? "" : focus.open ? "\nopen" : "\nclosed"));
   }
 
   /* The middle of a box in the canvas, in CSS pixels. */

@@ -27,6 +27,7 @@ function layersSection() {
     legend(kinds.map((kind) => [kind.name, kind.colour])),
     el("p", { class: "note", id: "layers-note" }),
     el("div", { id: "layers-table" }));
+  addEventListener("keydown", ({ key }) => { if (key === "Escape" && layers.selected !== null) selectLayer(null); });
   showLayers();
   showLayer();
 }

@@ -2,7 +2,11 @@
 // A canvas that is sharp on every screen, draws itself when it has to, and tells where it was clicked, dragged and zoomed.
 
 const tip = el("div", { class: "tip", hidden: true, role: "status" });
-document.body.append(tip);
+const spoken = el("div", { class: "spoken", role: "status" });
+document.body.append(tip, spoken);
+
+/* Tells those who do not see a canvas what a key brought them to. */
+function say(text) { spoken.textContent = text; }
 
 class Surface {
   /* `view` has draw(context, width, height), pick(x, y) -> thing or null, describe(thing), choose(thing), pan(dx, dy),

@@ -264,7 +264,7 @@ class TimelineView {
   /* n and p: the next and the previous op of the device. */
   key(key) {
     if (key !== "n" && key !== "p") return false;
-    const lane = tracks[0].lanes[selection.op === null ? 0 : placement[selection.op]];
+    const { lanes } = tracks[0], lane = selection.op === null ? lanes.find(({ length }) => length) ?? [] : lanes[placement[selection.op]];
     const at = lane.indexOf(selection.op), next = lane[at < 0 ? 0 : at + (key === "n" ? 1 : -1)];
     if (next !== undefined) { select(next); this.reveal(next); }
     return true;
