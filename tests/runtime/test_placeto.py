@@ -318,6 +318,26 @@ def test_what_no_comparison_is(request_to_compare: ComparisonRequest, monkeypatc
         compare(replace(request_to_compare, plot=True))
 
 
+@pytest.mark.parametrize("name", ["zero_shot", "fine_tuned", "from_scratch", "random"])
+@pytest.mark.parametrize("evaluations", [17, 40, 67])
+def test_not_even_the_first_episodes_exceed_the_plans_allowed(name: str, evaluations: int) -> None:
+    """An episode visits eight decisions twice, so four at once may simulate 68 plans."""
+    contest = Contest(towers(), CLUSTER, Policy.fresh(replace(NETWORK, visits=2), 0), evaluations, 0)
+    assert len(contest.training(1).decisions) == 8
+    found = entry(name, contest)
+    assert isinstance(found, Entry)
+    assert 0 < found.evaluations <= evaluations
+
+
+def test_too_few_plans_for_an_episode() -> None:
+    few = Contest(towers(), CLUSTER, Policy.fresh(replace(NETWORK, visits=2), 0), 16, 0)
+    message = "16 plans are too few for an episode of a policy, which may simulate 17; allow 17"
+    assert [entry(name, few) for name in ("zero_shot", "fine_tuned", "from_scratch")] == [message] * 3
+    random = entry("random", replace(few, evaluations=10))
+    assert isinstance(random, Entry)
+    assert random.evaluations == 10
+
+
 def test_a_contender_without_a_plan_says_why() -> None:
     contest = Contest(towers(), CLUSTER, Policy.fresh(NETWORK, 0), 8, 0)
     assert "too few for the RNN placer" in entry("rnn", contest)

@@ -48,6 +48,15 @@ class Contest:
     def training(self, batch: int, visits: int = 1) -> TrainingTask:
         return TrainingTask.of(self.graph, self.cluster, batch, Rules(visits=visits))
 
+    def episodes(self, policy: Policy) -> TrainingTask:
+        """At once as many episodes as a batch has, or as the plans allow. Raises OptionError where they allow none."""
+        training = self.training(_EPISODES, policy.config.visits)
+        each = training.environment.horizon + 1
+        if each > self.evaluations:
+            raise OptionError(f"{self.evaluations} plans are too few for an episode of a policy, which may simulate {each}; allow {each}")
+        fitting = self.evaluations // each
+        return training if fitting >= _EPISODES else self.training(fitting, policy.config.visits)
+
     def begin(self, name: str) -> Task:
         return begin(name, self.graph, self.cluster, PlaceOptions(seed=self.seed))
 
@@ -93,7 +102,7 @@ def zero_shot(contest: Contest) -> Entry:
     """The policy as it is."""
     import torch
 
-    task, training = contest.begin("placeto"), contest.training(_EPISODES, contest.policy.config.visits)
+    task, training = contest.begin("placeto"), contest.episodes(contest.policy)
     with single_threaded_torch():
         training.search(contest.policy, torch.Generator().manual_seed(contest.seed), _MOST_BATCHES, contest.evaluations)
     return _from_training(task, training)
@@ -112,7 +121,7 @@ def from_scratch(contest: Contest) -> Entry:
 def _learning(contest: Contest, policy: Policy, learning_rate: float) -> Entry:
     import torch
 
-    task, training = contest.begin("placeto"), contest.training(_EPISODES, policy.config.visits)
+    task, training = contest.begin("placeto"), contest.episodes(policy)
     config = TrainingConfig(
         updates=_UNTIL_THE_BUDGET_ENDS,
         graphs=1,
@@ -148,11 +157,12 @@ def annealing(contest: Contest) -> Entry:
 
 def random(contest: Contest) -> Entry:
     """Each decision by lot, again and again."""
-    task, training = contest.begin("random"), contest.training(_PLANS)
+    batch = min(_PLANS, contest.evaluations)
+    task, training = contest.begin("random"), contest.training(batch)
     draw = np.random.default_rng(contest.seed)
     training.judge(training.single())
-    for _ in range(contest.evaluations // _PLANS - 1):
-        training.judge(draw.integers(len(contest.cluster), size=(_PLANS, len(training.decisions))))
+    for _ in range(contest.evaluations // batch - 1):
+        training.judge(draw.integers(len(contest.cluster), size=(batch, len(training.decisions))))
     return _from_training(task, training)
 
 
