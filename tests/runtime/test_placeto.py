@@ -77,6 +77,13 @@ def test_a_training_goes_on(request_to_train: TrainingRequest) -> None:
     second = train(request_to_train)
     whole = train(replace(request_to_train, out=request_to_train.out.parent / "whole"))
     assert (second.exam, second.updates) == (whole.exam, 6)
+    rows = list(csv.DictReader((request_to_train.out / "progress.csv").read_text().splitlines()))
+    assert [row["updates"] for row in rows] == list("123456")
+    assert [int(row["episodes"]) for row in rows] == [4 * i for i in range(1, 7)]
+    seconds, best = ([float(row[name]) for row in rows] for name in ("seconds", "best"))
+    assert seconds == sorted(seconds)
+    alike = list(csv.DictReader((request_to_train.out.parent / "whole" / "progress.csv").read_text().splitlines()))
+    assert best == [float(row["best"]) for row in alike]
     with pytest.raises(PolicyError, match="the training is another one"):
         train(replace(request_to_train, config=TrainingConfig(updates=7)))
 

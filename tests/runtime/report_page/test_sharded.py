@@ -199,6 +199,19 @@ class TestInABrowser:
         assert page.errors() == []
         assert page.requests() == []
 
+    def test_a_step_of_unknown_parts_is_not_one_of_none(self, browser: Any, folder: Path, tmp_path: Path) -> None:
+        shutil.copytree(folder, tmp_path / "run")
+        report = json.loads((tmp_path / "run" / "report.json").read_text())
+        report["strategies"][2]["predicted_parts_us"] = None
+        (tmp_path / "run" / "report.json").write_text(json.dumps(report))
+        page = Page(browser, write_page(str(tmp_path / "run"), None))
+        rows = page.run("return [...document.querySelectorAll('#parts .row')].map((row) => row.innerText.split('\\n'))")
+        assert [row[-1] for row in rows if row[0] == "ddp"] == ["not predicted"]
+        assert "not predicted" not in str([row for row in rows if row[0] != "ddp"])
+        cells = page.run("return [...document.querySelectorAll('#parts tbody tr')].map((r) => [...r.cells].map((one) => one.innerText))")
+        assert {cell for name, *costs in cells if name == "ddp" for cell in costs} == {"-"}
+        assert page.errors() == []
+
     def test_messages_say_what_they_are_for(self, browser: Any, hostile: Path) -> None:
         page = Page(browser, hostile)
         rows = page.run("return [...document.querySelectorAll('#messages tbody tr')].map((row) => row.children[1].innerText.split('\\n'))")

@@ -115,7 +115,7 @@ def _strategy(run: ShardedRun, s: Strategy, kinds: list[str]) -> dict[str, Any]:
     return {
         **s.shown(),
         **({} if s in run.split else {"gain": None}),
-        "parts_us": [round(parts_us.get(kind, 0.0), 3) for kind in kinds],
+        "parts_us": [round(parts_us.get(kind, 0.0), 3) for kind in kinds] if parts_us else None,
         "messages": [
             [kind, None if predicted is None else astuple(predicted.get(kind, none)), astuple(counted.get(kind, none))]
             for kind in kinds_sent

@@ -32,15 +32,16 @@ function partsSection() {
   const rows = [...strategies.map((s) => [s.name, s.parts_us]),
     ...plans.filter((plan) => !strategies.some((s) => s.name === plan.name))
       .map((plan) => [plan.name, kinds.map((_, k) => total(plan.layers.map((layer) => layer.costs_us[k])))])];
-  const most = Math.max(...rows.map(([, parts]) => total(parts.map((us) => Math.max(us, 0)))));
+  const most = Math.max(...rows.map(([, parts]) => (parts === null ? 0 : total(parts.map((us) => Math.max(us, 0))))));
   if (!(most > 0)) return;
+  const whole = (parts) => (parts === null ? "not predicted" : time(total(parts)));
   section("parts", "What the predicted steps consist of",
     legend(kinds.map((kind) => [kind.name, kind.colour])),
     el("div", { class: "shares" }, rows.map(([name, parts]) => el("div", { class: "row" },
-      el("span", {}, name), stacked(coloured(parts), most, `${name}: ${time(total(parts))}`),
-      el("span", { class: "value" }, time(total(parts)))))),
+      el("span", {}, name), stacked(coloured(parts ?? []), most, `${name}: ${whole(parts)}`),
+      el("span", { class: "value" }, whole(parts))))),
     table([{ title: "strategy" }, ...numbers(...kinds.map((kind) => kind.name))],
-      rows.map(([name, parts]) => [name, ...parts.map((us) => (us ? `${signed(us)}, ${share(us, total(parts))}` : "-"))])));
+      rows.map(([name, parts]) => [name, ...kinds.map((_, k) => (parts?.[k] ? `${signed(parts[k])}, ${share(parts[k], total(parts))}` : "-"))])));
 }
 
 /* What torch's collectives do in a split step: an executor moves tensors as DTensor does, everything else calls torch.distributed. */

@@ -147,7 +147,8 @@ class Simulation {
     const issued = new Map(), D = this.devices;
     for (const { source, target } of transfers) issued.set(source * D + target, (issued.get(source * D + target) ?? 0) + 1);
     const pairs = [...issued.keys()].sort((a, b) => a - b);
-    const host_us = pairs.reduce((us, pair) => us + issued.get(pair) * this.link(Math.floor(pair / D), pair % D).issue_us, this.flow.issue_us);
+    const issue_us = (pair) => issued.get(pair) * this.link(Math.floor(pair / D), pair % D).issue_us;
+    const host_us = pairs.reduce((us, pair) => us + issue_us(pair), this.flow.issue_us);
     const peaks = memory.map(([, held]) => held.reduce((a, b) => Math.max(a, b)));
     const sent = transfers.map((x) => [x.tensor, x.source, x.target, x.start_us, x.end_us]);
     return { step_us: Math.max(now, host_us), start_us, end_us, transfers: sent, busy_us, memory, peaks, placement, cluster };
