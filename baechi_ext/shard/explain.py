@@ -105,7 +105,7 @@ class LayerExplanation:
 
     @property
     def best(self) -> OtherSplit | None:
-        """The other split that is cheapest, all other layers as they are."""
+        """The other split that is cheapest, all other layers as they are, but for those tied to it."""
         return min(self.layer.others, key=lambda other: other.change_us, default=None)
 
     @property

@@ -20,7 +20,8 @@ KIND = "baechi shard plan"
 
 @dataclass(frozen=True, slots=True)
 class OtherSplit:
-    """A layer split in another way, and all others as they are: by how much the step would be longer, and a device hold more."""
+    """A layer split in another way, and all others as they are, but for those tied to it: by how much the step would be longer, and a
+    device hold more."""
 
     splits: dict[str, Count]
     change_us: Signed

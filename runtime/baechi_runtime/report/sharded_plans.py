@@ -127,7 +127,7 @@ def _print_layer(explained: LayerExplanation) -> None:
     show(_verdict(explained), "", *aligned(facts))
     if layer.others:
         others = table_of(("split", "step", "change", "holds"), _others(explained))
-        show("", "the step with the layer split otherwise, and all others as they are", others)
+        show("", "the step with the layer split otherwise, and all others as they are, but for calls that are split alike", others)
 
 
 def _verdict(explained: LayerExplanation) -> str:

@@ -81,7 +81,7 @@ function whySplit(layer, step) {
   const rows = [[splitOf(layer), time(step), "(here)"], ...layer.others.map(([pairs, change]) => [splitText(pairs), time(step + change), percent(change)])];
   const best = Math.min(...layer.others.map(([, change]) => change));
   return el("div", { id: "others" },
-    el("p", {}, best >= -1e-9 * step ? "No other split of it would make the step shorter, all other layers as they are."
+    el("p", {}, best >= -1e-9 * step ? "No other split of it would make the step shorter, all other layers as they are; calls of one layer that are split alike change together."
       : "Another split of it alone would make the step shorter by these costs: a memory limit, calls of one layer that are split alike, a strategy of " +
         "people, or a search by other costs can keep a plan from that."),
     table([{ title: "split" }, ...numbers("step", "change")], rows));
