@@ -15,6 +15,7 @@ import numpy as np
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import Op, OpGraph
 from baechi_ext.place.exact.process import threads
+from baechi_ext.python_process import command_of, surroundings
 
 _GRAPH = OpGraph.from_edges([Op("a", compute_us=1.0), Op("b", compute_us=1.0)], [("a", "b", 1, "t")])
 _CLUSTER = Cluster.uniform(2)
@@ -73,7 +74,7 @@ def compile_all() -> int:
     """Compiles what the cache lacks; returns 0, or the exit status of a process that failed."""
 
     def run(chosen: Sequence[Callable[[], None]]) -> int:
-        return subprocess.run([sys.executable, "-m", "baechi_ext.place.kernels", *(f.__name__ for f in chosen)]).returncode
+        return subprocess.run(command_of("baechi_ext.place.kernels", *(f.__name__ for f in chosen)), env=surroundings()).returncode
 
     with ThreadPoolExecutor(threads()) as pool:
         return max(pool.map(run, _TOGETHER), key=abs)

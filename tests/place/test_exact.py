@@ -184,6 +184,25 @@ def test_a_solver_that_fails_says_why() -> None:
     assert "exit code 1: " in solver.complaint
 
 
+@pytest.mark.parametrize("surprise", ["modules of Python's names", "a folder that is gone", "paths that are no text"])
+def test_the_solver_does_not_care_where_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, surprise: str) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    if surprise == "modules of Python's names":
+        for name in ("queue", "json", "threading"):
+            (here / f"{name}.py").write_text("raise SystemExit('of a person')")
+    elif surprise == "a folder that is gone":
+        monkeypatch.syspath_prepend("")
+        here.rmdir()
+    else:
+        monkeypatch.setattr(sys, "path", [*sys.path, here])
+    with SolverProcess(task(graph_of({"a": 1}), cluster_of(2))) as solver:
+        while solver.status is None:
+            list(solver.messages(1.0))
+    assert (solver.status, solver.complaint) == ("optimal", "")
+
+
 def test_beyond_the_proof_there_is_a_gap() -> None:
     graph, cluster = random_instance(60, 3, 0.1, 0)
     result = place("exact", graph, cluster, PlaceOptions(time_limit_seconds=2))

@@ -83,8 +83,8 @@ def become(arguments: Sequence[str], environment: Mapping[str, str], passed: Seq
 
 
 def ran(arguments: Sequence[str]) -> int:
-    """The exit code of `python ARGUMENTS`: [-u] -m MODULE, -c PROGRAM or SCRIPT, and what these take."""
-    first, *rest = arguments[arguments[0] == "-u" :]
+    """The exit code of `python ARGUMENTS`: [-u or -P] -m MODULE, -c PROGRAM or SCRIPT, and what these take."""
+    first, *rest = arguments[arguments[0] in ("-u", "-P") :]
     try:
         if first == "-m":
             sys.argv, sys.path[0] = rest, os.getcwd()

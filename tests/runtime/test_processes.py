@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from tests.runtime import workers as anew
 from tests.runtime.forked import start, torchrun
 from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.last_words import BABBLE
-from tests.runtime.workers import finish, only_error, shared_memory, wait_for_line, workers_of
+from tests.runtime.workers import ROOT, finish, only_error, shared_memory, wait_for_line, workers_of
 
 PROBED = ["train", "--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--workers=process", "--num_steps=2"]
 SMALL = [*PROBED, "--comm_cost_coeffs=0.001,100", "--device_speeds=1"]
@@ -128,6 +130,26 @@ def test_sets_have_the_same_order_in_all_workers(tmp_path: Path, monkeypatch: py
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     assert run_workers([str(tmp_path)], 4, module="tests.runtime.set_order") == 0
     assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
+
+
+def test_workers_import_nothing_from_where_they_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "pathlib.py").write_text("raise SystemExit('of a person')")
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert run_workers([str(tmp_path / "out")], 2, module="tests.runtime.set_order") == 0
+
+
+@pytest.mark.parametrize("safely", [False, True])
+def test_a_script_finds_what_is_beside_it_and_the_path_is_whole(tmp_path: Path, *, safely: bool) -> None:
+    """As in workers, whose Python leaves out the folder that they are started in."""
+    (tmp_path / "script.py").write_text("import sys, beside\nprint(*sys.path[:2], sep='\\n')\n")
+    (tmp_path / "beside.py").touch()
+    code = "import sys, pathlib\nfrom baechi_runtime.host.as_main import run_as_main\nrun_as_main(pathlib.Path(sys.argv[1]), ())"
+    command = [sys.executable, *["-P"] * safely, "-c", code, str(tmp_path / "script.py")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime")])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
+    assert (done.stdout.splitlines(), done.stderr) == ([str(tmp_path), str(ROOT)], "")
 
 
 def test_a_worker_that_never_answers_is_named_after_the_time_out() -> None:

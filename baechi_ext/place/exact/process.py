@@ -5,12 +5,13 @@ import json
 import os
 import queue
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
+
+from baechi_ext.python_process import command_of, surroundings
 
 _THREADS = 8
 
@@ -30,14 +31,14 @@ class SolverProcess:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         # A session of its own: an interrupt at the terminal is for us, and we end it.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "baechi_ext.place.exact.worker"],
+            command_of("baechi_ext.place.exact.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
             encoding="utf-8",
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+            env=surroundings(),
         )
         try:
             threading.Thread(target=self._talk, daemon=True).start()

@@ -49,9 +49,10 @@ def _leave(names: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _main(path: Path, arguments: tuple[str, ...]) -> Iterator[None]:
-    """Sets sys.argv and sys.path as `python SCRIPT ARGUMENTS` does, and puts them back afterwards."""
+    """Sets sys.argv and sys.path as `python SCRIPT ARGUMENTS` does, and puts them back afterwards. The path begins with the folder of this
+    command, or the one it is started in, unless Python was told to leave that out."""
     argv, search = sys.argv, sys.path
-    sys.argv, sys.path = [str(path), *arguments], [str(path.resolve().parent), *search[1:]]
+    sys.argv, sys.path = [str(path), *arguments], [str(path.resolve().parent), *search[not sys.flags.safe_path :]]
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import baechi_ext
 from baechi_ext.errors import MissingBackendError
+from baechi_ext.python_process import command_of, surroundings
 from baechi_runtime.cli.doctor.packages import CORE, PACKAGES, PYTHON, Package, fits
 from baechi_runtime.host.host_memory import usable_bytes
 from baechi_runtime.host.processor import available_cores, processor
@@ -96,10 +97,9 @@ def _package(name: str) -> Package:
 
 def _probed(name: str) -> Found:
     """Runs a probe of `baechi_runtime.cli.doctor.probe` in a process of its own: what it finds, or how it fails."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
-    command = [sys.executable, "-m", "baechi_runtime.cli.doctor.probe", name]
+    command = command_of("baechi_runtime.cli.doctor.probe", name)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, env=surroundings(), timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as e:
         return None, f"could not be tried: {e}"
     if done.returncode < 0:

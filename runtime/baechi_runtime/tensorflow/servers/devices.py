@@ -12,7 +12,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Self
 
 from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.errors import ExecutionError, MissingBackendError, OptionError
+from baechi_ext.python_process import command_of, surroundings
 from baechi_runtime.host.die_with_parent import with_this_process
 from baechi_runtime.host.listeners import LOOPBACK, Network, own_networks
 from baechi_runtime.host.processor import available_cores
@@ -263,8 +263,8 @@ class Servers(Devices):
         networks = list(map(str, self._networks(task)))
         request = {"server": self._definition(task).SerializeToString().hex(), "core": cores[task % len(cores)], "networks": networks}
         process = subprocess.Popen(
-            [sys.executable, "-m", "baechi_runtime.tensorflow.servers.server_process", json.dumps(request)],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **_limited(self._memory_limits[task])},
+            command_of("baechi_runtime.tensorflow.servers.server_process", json.dumps(request)),
+            env={**surroundings(), "CUDA_VISIBLE_DEVICES": "", **_limited(self._memory_limits[task])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

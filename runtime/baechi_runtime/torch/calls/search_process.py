@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from baechi_ext.errors import BaechiError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.place.common import PlaceOptions, Worth
+from baechi_ext.python_process import command_of, surroundings
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.pipeline import PlanRequest
@@ -35,13 +35,13 @@ class Search:
 
     def __init__(self, asked: dict[str, Any]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            command_of(__name__),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is the training's
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path()), "PYTHONSAFEPATH": "1"},
+            env=surroundings(),
         )
         # What a pipe holds is less than a graph, and the process has to start before it reads.
         self._writer = threading.Thread(target=self._write, args=(json.dumps(asked),), daemon=True)
@@ -71,13 +71,6 @@ class Search:
         self._writer.join()
         with contextlib.suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]
-
-
-def _search_path() -> list[str]:
-    """Where this process has the project from, and no folder of a script's, whose modules may have the names of others."""
-    found = [find_spec(package) for package in ("baechi_ext", "baechi_runtime")]
-    own = [str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin is not None]
-    return [*dict.fromkeys(own), *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
 def plan_to_json(request: PlanRequest) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from functools import partial
 from typing import IO
 
 from baechi_ext.errors import BaechiError, ExecutionError, OptionError
+from baechi_ext.python_process import command_of, surroundings
 from baechi_runtime.host.die_with_parent import die_with_parent
 from baechi_runtime.host.interrupts import INTERRUPTED, was_terminated
 from baechi_runtime.torch.processes import environment
@@ -115,8 +116,8 @@ def _start(arguments: Sequence[str], rank: int, count: int, meeting: socket.sock
     text have the same order in all workers: scripts number their words by it."""
     store = {environment.STORE_SOCKET: str(meeting.fileno())} if rank == 0 else {}
     process = subprocess.Popen(
-        [sys.executable, "-m", *arguments],
-        env={"PYTHONHASHSEED": "0", **os.environ, **environment.of_worker(rank, count, meeting.getsockname()[1]), **store, **shared},
+        command_of(*arguments),
+        env={"PYTHONHASHSEED": "0", **surroundings(), **environment.of_worker(rank, count, meeting.getsockname()[1]), **store, **shared},
         stdin=subprocess.DEVNULL,
         stdout=None if rank == 0 else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
