@@ -201,7 +201,11 @@ def test_one_wrong_bit_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"losses": [1.0]}, {"losses": None}, {"shards": [{"file": "../x", "bytes": 1, "sha256": ""}]}, {"random_state": "%"}]
+    "change",
+    [
+        *({"losses": [1.0]}, {"losses": None}, {"shards": [{"file": "../x", "bytes": 1, "sha256": ""}]}),
+        *({"random_state": "%"}, {"random_state": "é"}, {"random_state": "AAAA"}, {"random_state": "A" * 6741 + "A=="}),
+    ],
 )
 def test_a_damaged_manifest_is_named(tmp_path: Path, change: dict) -> None:
     train(tmp_path, 2)

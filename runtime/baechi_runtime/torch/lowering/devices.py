@@ -16,7 +16,7 @@ from baechi_ext.errors import ExecutionError, MissingBackendError
 from baechi_runtime.host.host_memory import usable_bytes
 from baechi_runtime.host.processor import available_cores
 from baechi_runtime.torch.lowering.memory_limit import plannable_bytes
-from baechi_runtime.torch.lowering.random_state import set_state, state_of
+from baechi_runtime.torch.lowering.random_state import damaged, set_state, state_of
 
 
 class TorchDevice(ABC):
@@ -64,7 +64,11 @@ class TorchDevice(ABC):
         return state_of(self.torch_device)
 
     def set_random_state(self, state: torch.Tensor) -> None:
-        set_state(self.torch_device, state)
+        """Raises CheckpointError where it is no state of such a generator."""
+        try:
+            set_state(self.torch_device, state)
+        except RuntimeError as e:
+            raise damaged(e) from e
 
 
 class CpuDevice(TorchDevice):

@@ -1,7 +1,6 @@
 """The states of generators of random numbers: as text, for JSON, and put back after a step that is not to be seen."""
 
 import base64
-import binascii
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -72,5 +71,10 @@ def decoded(text: str) -> torch.Tensor:
     """Raises CheckpointError where the text is no such state."""
     try:
         return torch.tensor(list(base64.b64decode(text, validate=True)), dtype=torch.uint8)
-    except binascii.Error as e:
-        raise CheckpointError(f"a random state is damaged: {e}; remove this checkpoint to go on from the one before it") from e
+    except ValueError as e:
+        raise damaged(e) from e
+
+
+def damaged(error: Exception) -> CheckpointError:
+    """The error of a checkpoint whose random state is none of a generator's."""
+    return CheckpointError(f"a random state is damaged: {error}; remove this checkpoint to go on from the one before it")
