@@ -10,19 +10,23 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 import baechi_ext
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
+from baechi_ext.ir import Cluster, Device, Op, OpGraph
 from baechi_ext.ir.made_by import FRAMEWORKS
 from baechi_ext.place.adjust import ADJUSTMENTS
-from baechi_ext.place.registry import METHODS
+from baechi_ext.place.common import PlaceOptions
+from baechi_ext.place.registry import METHODS, place
 from baechi_runtime.cli.doctor.packages import PACKAGES
 from baechi_runtime.cli.flags.parser import with_underscores
 from baechi_runtime.cli.flags.placeto import ACTIONS as PLACETO_ACTIONS
 from baechi_runtime.cli.main import COMMANDS, Command, make_parser, parsed
+from baechi_runtime.drivers.placement import log_device_placement
 from baechi_runtime.report import progress as progress_module
 from baechi_runtime.report import tables
 from baechi_runtime.report.progress import progress, restore_terminal, rounds, set_loudness
@@ -258,6 +262,28 @@ def test_what_takes_long_says_so_in_one_plain_line(monkeypatch: pytest.MonkeyPat
     with progress("placing [bold]x", delay_seconds=0.01):
         time.sleep(0.1)
     assert sys.stderr.getvalue() == "placing [bold]x ...\n"
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_names_in_what_is_said_do_not_reach_the_terminal_raw(monkeypatch: pytest.MonkeyPatch, *, verbose: bool) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(progress_module, "_FIRST_PAUSE_SECONDS", 0.0)
+    set_loudness(quiet=False, verbose=verbose)
+    try:
+        with progress("reading \x1b[2J a\nb", delay_seconds=0.01) as show:
+            time.sleep(0.1)
+            show("\x9b2J c\r\nd")
+    finally:
+        set_loudness(quiet=False, verbose=False)
+    assert sys.stderr.getvalue().startswith("reading \\x1b[2J a b ...\n  \\x9b2J c\\r d\n")
+
+
+def test_names_of_ops_and_devices_are_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    graph = OpGraph.from_edges([Op("a\x1b[2J\nb")], [])
+    plan = place("single", graph, Cluster((Device("cpu\t0"),)), PlaceOptions())
+    log_device_placement(SimpleNamespace(graph=graph, result=plan))  # type: ignore[arg-type]  # of a placement these are looked at
+    assert sys.stderr.getvalue() == "a\\x1b[2J b -> cpu\\t0\n"
 
 
 def test_what_takes_very_long_says_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:

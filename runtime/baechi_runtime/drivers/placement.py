@@ -23,7 +23,7 @@ from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.files.checkpoint_folder import CheckpointFolder
 from baechi_runtime.files.run_folder import save_plan
 from baechi_runtime.measure.link_probe import LinkProbe
-from baechi_runtime.report.progress import progress
+from baechi_runtime.report.progress import one_line, progress
 from baechi_runtime.report.tables import as_time
 
 if TYPE_CHECKING:
@@ -167,5 +167,5 @@ def is_near_least(placement: Placement, cluster: Cluster) -> bool:
 def log_device_placement(placement: Placement) -> None:
     """Writes where each op is to stderr, a line each."""
     devices, ops = placement.result.timeline.cluster.devices, placement.graph.ops
-    lines = [f"{op.id} -> {devices[d].name}\n" for op, d in zip(ops, placement.result.plan.placement, strict=True)]
+    lines = [one_line(f"{op.id} -> {devices[d].name}") + "\n" for op, d in zip(ops, placement.result.plan.placement, strict=True)]
     sys.stderr.write("".join(lines))

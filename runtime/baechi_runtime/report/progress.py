@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
+from baechi_ext.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -28,6 +30,11 @@ def set_loudness(*, quiet: bool, verbose: bool) -> None:
     _loudness.update(quiet=quiet, verbose=verbose and not quiet)
 
 
+def one_line(text: str) -> str:
+    """The text as a line of a terminal: names in it, of files and ops, may hold line ends, and what a terminal would obey."""
+    return text if text.isprintable() else " ".join(printable(text).splitlines())
+
+
 @contextmanager
 def progress(message: str, delay_seconds: float = 1.0) -> Iterator[Callable[[str], None]]:
     """While its body runs, a spinner with a clock on a terminal, a line in a notebook's cell, or one plain line elsewhere, first seen after
@@ -36,19 +43,20 @@ def progress(message: str, delay_seconds: float = 1.0) -> Iterator[Callable[[str
     The body gets a function that takes news. They follow the message: at once on a terminal and in a notebook, elsewhere in lines of their
     own that become ever rarer. NO_COLOR and TERM=dumb are respected (by rich).
     """
+    message = one_line(message)
     if _loudness["quiet"]:
         yield lambda news: None
         return
     if _loudness["verbose"]:
         with _every_line(message) as show:
-            yield show
+            yield lambda news: show(one_line(news))
         return
     shown = _shown_by(message, delay_seconds)
     timer = Timer(delay_seconds, shown.begin)
     timer.daemon = True
     timer.start()
     try:
-        yield shown.show
+        yield lambda news: shown.show(one_line(news))
     finally:
         timer.cancel()
         timer.join()
