@@ -14,7 +14,8 @@ import pytest
 
 from baechi_ext.errors import ExecutionError
 from baechi_runtime.files.run_folder import RunFolder
-from baechi_runtime.torch.processes.launch import run_workers
+from baechi_runtime.torch.processes.crash_log import CrashLog
+from baechi_runtime.torch.processes.launch import Worker, _cause, run_workers
 from tests.runtime import workers as anew
 from tests.runtime.forked import start, torchrun
 from tests.runtime.forked_workers import ForkedWorkers
@@ -124,6 +125,14 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    command = [sys.executable, "-c", "import os, signal\nos.kill(os.getpid(), signal.SIGRTMIN + 1)"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        worker = Worker(0, process)
+        process.wait()
+        assert f"the worker of device 0 was killed by signal {signal.SIGRTMIN + 1};" in str(_cause([worker], CrashLog.make(1)))
 
 
 def test_sets_have_the_same_order_in_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

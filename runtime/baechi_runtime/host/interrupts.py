@@ -34,6 +34,14 @@ _OURS = {"__main__", "baechi_ext", "baechi_runtime"}
 _GUARDS = {"torch._dynamo.guards", "baechi_ext.capture.torch_guards"}
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL, or where a signal has no name, as those that programs may use as they like, its number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def wait_for_imports() -> None:
     """From here on a first Ctrl-C waits until no installed package is being imported and no guard checked; a second one does not. Other
     modules, where a script may train, are interrupted at once, as they are by Python; where Python drops that, once more. SIGTERM is the

@@ -157,6 +157,12 @@ def test_servers_outlive_the_thread_that_started_them() -> None:
         servers.close()
 
 
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    with Servers(1) as servers:
+        os.kill(servers.servers[0].process.pid, signal.SIGRTMIN + 1)
+        assert f"was killed by signal {signal.SIGRTMIN + 1};" in str(servers.gone(within_seconds=SOON))
+
+
 def test_a_program_whose_server_died_ends() -> None:
     """The client, too: TensorFlow's own would wait for the dead server before python ends."""
     code = (

@@ -21,6 +21,7 @@ from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.errors import ExecutionError, MissingBackendError, OptionError
 from baechi_ext.python_process import command_of, surroundings
 from baechi_runtime.host.die_with_parent import with_this_process
+from baechi_runtime.host.interrupts import signal_name
 from baechi_runtime.host.listeners import LOOPBACK, Network, own_networks
 from baechi_runtime.host.processor import available_cores
 from baechi_runtime.tensorflow.servers.server_process import FAILED, NO_LIBRARY
@@ -63,7 +64,7 @@ class Server:
         if code is None or code >= 0:
             return None if code is None else f"{server} ended with exit code {code}"
         taken = f" (its part of the plan takes {planned_bytes[self.task]:.0f} bytes)" if planned_bytes else ""
-        return f"{server} was killed by {signal.Signals(-code).name}{taken}; check whether the machine ran out of memory"
+        return f"{server} was killed by {signal_name(-code)}{taken}; check whether the machine ran out of memory"
 
     def cpu_ns(self) -> int:
         """Nanoseconds on cores of the process with all the threads it ever had; 0 where the system does not say."""

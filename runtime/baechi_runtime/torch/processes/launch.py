@@ -22,7 +22,7 @@ from typing import IO
 from baechi_ext.errors import BaechiError, ExecutionError, OptionError
 from baechi_ext.python_process import command_of, surroundings
 from baechi_runtime.host.die_with_parent import die_with_parent
-from baechi_runtime.host.interrupts import INTERRUPTED, was_terminated
+from baechi_runtime.host.interrupts import INTERRUPTED, signal_name, was_terminated
 from baechi_runtime.torch.processes import environment
 from baechi_runtime.torch.processes.crash_log import CrashLog
 
@@ -172,10 +172,10 @@ def _cause(workers: Sequence[Worker], crash: CrashLog) -> BaechiError:
     happened."""
     for worker in workers:
         if worker.failure < 0 and not worker.last_words():
-            killer, quoted = signal.Signals(-worker.failure), " ".join(worker.ending)
+            killer, quoted = signal_name(-worker.failure), " ".join(worker.ending)
             return ExecutionError(
-                f"the worker of device {worker.rank} was killed by {killer.name}{crash.at(worker.rank)}{crash.planned(worker.rank)}; check "
-                "whether the machine ran out of memory" + (f" (it ended with: {quoted})" if quoted and killer is not signal.SIGKILL else "")
+                f"the worker of device {worker.rank} was killed by {killer}{crash.at(worker.rank)}{crash.planned(worker.rank)}; check "
+                "whether the machine ran out of memory" + (f" (it ended with: {quoted})" if quoted and killer != "SIGKILL" else "")
             )
     for worker in workers:
         if worker.failure and (said := worker.last_words()):
