@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -161,6 +162,14 @@ def test_a_signal_without_a_name_is_told_by_its_number() -> None:
     with Servers(1) as servers:
         os.kill(servers.servers[0].process.pid, signal.SIGRTMIN + 1)
         assert f"was killed by signal {signal.SIGRTMIN + 1};" in str(servers.gone(within_seconds=SOON))
+
+
+def test_a_server_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_END_SECONDS", 0.5)
+    code = "import os, time\nos.close(1)\ntime.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process, pytest.raises(ExecutionError, match=r"was killed by SIGKILL; .* before it served"):
+        devices._await(devices.Server(0, "localhost:1", process), time.monotonic() + SOON, SOON)
 
 
 def test_a_program_whose_server_died_ends() -> None:

@@ -1,7 +1,6 @@
 """The examination: packages, devices, links, solvers and compiled parts, each with its state, what it costs, and the remedy."""
 
 import json
-import os
 import platform
 import shutil
 import subprocess

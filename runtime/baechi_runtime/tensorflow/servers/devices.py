@@ -7,7 +7,6 @@ the main thread has started it the kernel kills it besides.
 
 import contextlib
 import json
-import os
 import selectors
 import signal
 import socket
@@ -29,6 +28,8 @@ from baechi_runtime.tensorflow.servers.server_process import FAILED, NO_LIBRARY
 _TRIES = 3
 """Attempts to start, each with other ports, where somebody took one between our choice and the server's start."""
 _LAST_WORDS_SECONDS, _POLL_SECONDS = 2.0, 0.1
+_END_SECONDS = 10.0
+"""Time to end in, by itself and once it was killed."""
 _LOOK_SECONDS = 2.0
 """Time between two looks whether the servers of other machines still listen."""
 _MIB = 1024 * 1024
@@ -65,6 +66,14 @@ class Server:
             return None if code is None else f"{server} ended with exit code {code}"
         taken = f" (its part of the plan takes {planned_bytes[self.task]:.0f} bytes)" if planned_bytes else ""
         return f"{server} was killed by {signal_name(-code)}{taken}; check whether the machine ran out of memory"
+
+    def end(self, within_seconds: float = 0.0) -> None:
+        """Kills it, unless it ends by itself in that time. What the kernel cannot end at once, in the midst of a call, is left to it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=within_seconds)
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=_END_SECONDS)
 
     def cpu_ns(self) -> int:
         """Nanoseconds on cores of the process with all the threads it ever had; 0 where the system does not say."""
@@ -242,7 +251,7 @@ class Servers(Devices):
         for server in self.servers:
             server.process.kill()
         for server in self.servers:
-            server.process.wait()
+            server.end()
             for stream in filter(None, (server.process.stdin, server.process.stdout, server.process.stderr)):
                 with contextlib.suppress(OSError):
                     stream.close()
@@ -332,8 +341,8 @@ def _await(server: Server, deadline: float, within_seconds: float) -> None:
             )
     if server.process.stdout.readline():  # type: ignore[union-attr]
         return
-    code = server.process.wait()  # its stdout is closed, so it is about to end
-    last = server.last_words()
+    server.end(_END_SECONDS)  # its stdout is closed, so it is about to
+    code, last = server.process.returncode, server.last_words()
     if code == FAILED and "Could not start gRPC server" in last:
         raise _PortTakenError(
             f"the server of device {server.task} cannot listen at {server.host}: the port is taken, or the address is not of this "

@@ -57,7 +57,7 @@ def _why_open(networks: Sequence[Network]) -> str:
 
 
 def main(request: str) -> int:
-    """Serves; returns only where it cannot, with what TensorFlow says on stderr."""
+    """Serves until stdin ends; returns before where it cannot, with what TensorFlow says on stderr."""
     wanted = json.loads(request)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {wanted["core"]})
@@ -87,8 +87,10 @@ def main(request: str) -> int:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.read()
-    os._exit(0)
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    code = main(sys.argv[1])
+    sys.stderr.flush()
+    os._exit(code)  # TensorFlow's threads are not waited for
