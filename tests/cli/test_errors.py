@@ -113,6 +113,14 @@ def test_an_unwritable_out(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_folder_that_has_been_removed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    message = check_error(run("place", graph, *PLACE, "--out=plan.json"), 1)
+    assert message == "the folder that this command was started in has been removed; start it in another one"
+
+
 def test_an_unwritable_out_is_told_before_the_work(run: Run, monkeypatch: pytest.MonkeyPatch, graph: Path) -> None:
     monkeypatch.setattr(pipeline, "plan", None)  # whoever calls it now gets a TypeError
     assert "No such file or directory" in check_error(run("place", graph, *PLACE, "--out", "no/such/plan.json"), 1)

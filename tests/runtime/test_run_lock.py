@@ -47,6 +47,15 @@ def refused(folder: Path) -> str:
     return str(refusal.value)
 
 
+@pytest.mark.parametrize("text", ["x", "[1, {}]", "{}", "[" * 100_000])
+def test_a_variable_that_somebody_else_has_set_holds_no_locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    monkeypatch.setenv("BAECHI_LOCKED", text)
+    with locked({"--out": str(tmp_path / "run")}):
+        assert (tmp_path / "run" / NAME).exists()
+        assert json.loads(os.environ["BAECHI_LOCKED"]) == [str(tmp_path / "run")]
+    assert os.environ["BAECHI_LOCKED"] == text
+
+
 def test_the_second_is_told_who_writes_there(holder: subprocess.Popen, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     said = refused(folder)

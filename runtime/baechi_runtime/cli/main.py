@@ -159,6 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return fail(f"cannot read {os.fspath(e.filename)!r}: {e.strerror}; check the path", 1)
         if e.errno in (errno.EMFILE, errno.ENFILE):
             return fail(f"{e.strerror}: this process may open no more; raise the limit (ulimit -n), or use fewer devices", exit_code(1))
+        if e.errno == errno.ENOENT and not _has_folder():
+            return fail("the folder that this command was started in has been removed; start it in another one", exit_code(1))
         if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or e.filename is not None:
             raise
         _drop_stdout()
@@ -168,6 +170,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(str(e) or "interrupted", exit_code())
     finally:
         restore_terminal()
+
+
+def _has_folder() -> bool:
+    """True unless the folder that this process is in has been removed."""
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False
 
 
 def _drop_stdout() -> None:

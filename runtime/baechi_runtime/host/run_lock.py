@@ -28,7 +28,7 @@ def locked(folders: Mapping[str, str | Path | None]) -> Iterator[None]:
     Raises FileError, which names the process that writes there, or why nobody can.
     """
     before = os.environ.get(_HELD)
-    held = json.loads(before or "[]")
+    held = _folders(before)
     with contextlib.ExitStack() as stack:
         for path, flag in {os.path.realpath(folder): flag for flag, folder in folders.items() if folder is not None}.items():
             if path not in held:
@@ -39,6 +39,14 @@ def locked(folders: Mapping[str, str | Path | None]) -> Iterator[None]:
             yield
         finally:
             os.environ[_HELD] = before or "[]"
+
+
+def _folders(text: str | None) -> list[str]:
+    """The folders in that variable; none where somebody else has set it."""
+    with contextlib.suppress(ValueError, RecursionError):
+        held = json.loads(text or "[]")
+        return [folder for folder in held if isinstance(folder, str)] if isinstance(held, list) else []
+    return []
 
 
 @contextlib.contextmanager

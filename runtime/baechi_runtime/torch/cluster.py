@@ -1,6 +1,5 @@
 """The cluster that a run's devices are: names, memory, measured speeds and links; for GPUs a link of each kind that NVML tells apart."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -11,6 +10,7 @@ from baechi_ext.errors import MissingBackendError
 from baechi_ext.ir import Cluster, Device, Link
 from baechi_runtime.drivers.costing import cluster_of, taking_up, with_speeds
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.host.variables import number_of
 from baechi_runtime.measure.device_speeds import note_on, speeds_of
 from baechi_runtime.measure.link_probe import LinkProbe, sound
 from baechi_runtime.report.progress import progress
@@ -42,7 +42,7 @@ def topology(devices: Sequence[TorchDevice]) -> Topology:
     """Asks NVML about CUDA devices, if each is a GPU of its own in this machine; about others it asks nothing. It does so only once, so
     a run calls it before it makes them busy itself."""
     indices = [d.torch_device.index for d in devices if d.torch_device.type == "cuda" and d.share == 1]
-    if len(set(indices)) < len(devices) or int(os.environ.get("LOCAL_WORLD_SIZE", len(devices))) < len(devices):
+    if len(set(indices)) < len(devices) or number_of("LOCAL_WORLD_SIZE", len(devices)) < len(devices):
         return Topology()
     return _topology(tuple(indices))
 

@@ -1,7 +1,6 @@
 """The flags of `baechi train`, and the one checked request they become: a TrainRequest, or for a user's own script a ScriptRequest."""
 
 import argparse
-import os
 from collections.abc import Collection
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from baechi_runtime.cli.flags.placing import PUBLISHED_AND_HERE, add_placing_fla
 from baechi_runtime.drivers.train_request import HardwareRequest, RunOptions, ScriptRequest, TrainRequest
 from baechi_runtime.host.as_main import require_script
 from baechi_runtime.host.cache_folder import cache_folder
+from baechi_runtime.host.variables import number_of
 from baechi_runtime.models.options.gnmt_v2 import ENCODER_TYPES, UNIT_TYPES
 from baechi_runtime.models.registry import FRAMEWORKS, MODELS, ModelOptions, chosen_options
 from baechi_runtime.tensorflow.coarse import COARSE, begins_coarse
@@ -380,7 +380,7 @@ def require_named_script(args: argparse.Namespace, command: str) -> None:
 
 def require_one_start(workers: str) -> None:
     """Raises OptionError where several processes were started, each of which would run all devices."""
-    if workers == "thread" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if workers == "thread" and number_of("WORLD_SIZE", 1) > 1:
         raise OptionError("several workers were started; give --workers=process, or start the script once, without torchrun")
 
 

@@ -15,6 +15,7 @@ from baechi_ext.capture.torch_private import hold_stream
 from baechi_ext.errors import ExecutionError, MissingBackendError
 from baechi_runtime.host.host_memory import usable_bytes
 from baechi_runtime.host.processor import available_cores
+from baechi_runtime.host.variables import number_of
 from baechi_runtime.torch.lowering.memory_limit import plannable_bytes
 from baechi_runtime.torch.lowering.random_state import damaged, set_state, state_of
 
@@ -223,8 +224,11 @@ def cpu_devices(count: int) -> list[TorchDevice]:
 
 
 def cpu_workers(count: int, environment: Mapping[str, str] = os.environ) -> list[TorchDevice]:
-    """The devices of `count` worker processes, cpu:RANK each. `environment` is torchrun's: a machine's workers take its cores in turn."""
-    here = int(environment.get("LOCAL_WORLD_SIZE", count))  # torchrun starts equally many on each machine
+    """The devices of `count` worker processes, cpu:RANK each. `environment` is torchrun's: a machine's workers take its cores in turn.
+
+    Raises OptionError where it makes no sense.
+    """
+    here = number_of("LOCAL_WORLD_SIZE", count, environment)  # torchrun starts equally many on each machine
     return [CpuDevice(rank, rank // here, rank % here) for rank in range(count)]
 
 
@@ -240,7 +244,7 @@ def cuda_workers(count: int, environment: Mapping[str, str] = os.environ) -> lis
 
     Raises MissingBackendError where this machine has fewer devices than workers, or torch has no NCCL.
     """
-    here = int(environment.get("LOCAL_WORLD_SIZE", count))
+    here = number_of("LOCAL_WORLD_SIZE", count, environment)
     _require_cuda(count, here)
     if not dist.is_nccl_available():
         raise MissingBackendError("--workers=process for CUDA devices needs NCCL, which this torch lacks; drop --workers=process")

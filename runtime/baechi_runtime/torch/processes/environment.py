@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 
 from baechi_ext.errors import ExecutionError
 from baechi_runtime.host.listeners import towards
+from baechi_runtime.host.variables import number_of
 
 CRASH_LOG = "BAECHI_OP_BOARD"
 """The address of the launcher's crash log."""
@@ -105,7 +106,7 @@ def _is_met_elsewhere(environment: Mapping[str, str]) -> bool:
 
 
 def _port(environment: Mapping[str, str]) -> int:
-    return int(environment.get("MASTER_PORT", "0") or 0)
+    return number_of("MASTER_PORT", 0, environment, least=0)
 
 
 def _interface_of(address: str) -> str | None:
