@@ -35,7 +35,7 @@ _CALLED_BY_KERNELS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Without an entry for Python a function takes a third less to compile."""
 _UNFINISHED_SECONDS = 3600.0
 _MODE = 0o755
-"""Of the folder, whatever the umask: others may not write there."""
+"""The folder's mode, whatever the umask: others may not write there."""
 
 
 def kernel(function: F) -> F:
@@ -102,7 +102,7 @@ class _Format(_caching.CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class _Cache(_caching.FunctionCache):  # type: ignore[misc]
-    """What numba keeps of a kernel, where that can be read: a power cut leaves files that are cut short, or empty."""
+    """A kernel's files as numba keeps them, where they can be read: a power cut leaves files that are cut short, or empty."""
 
     _impl_class = _Format
 
