@@ -121,7 +121,7 @@ class Trainer:
 
     @cached_property
     def subject(self) -> dict[str, str]:
-        """Digests of all that the training is made from beside its settings: a key for each of OTHERS."""
+        """Digests of all that the training is made from, beside its settings: a key for each of OTHERS."""
         tasks = (*self.trainings, *self.exams)
         return {
             "graphs": _digest([len(self.trainings), *(task.decisions.graph.to_json() for task in tasks)]),

@@ -80,7 +80,7 @@ class TrainingTask:
         self.best = dict(sorted(found.items(), key=lambda entry: entry[1])[:_KEPT])
 
     def state(self) -> dict[str, "Tensor"]:
-        """The findings that earlier episodes leave to later ones: `plans`, by plan and decision, and `worth`, the best first. Empty before the first."""
+        """All that earlier episodes leave to later ones: `plans`, by plan and decision, and `worth`, the best first; empty before any."""
         import torch
 
         if not self.best:

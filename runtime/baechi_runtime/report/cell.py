@@ -81,15 +81,16 @@ def _row(timeline: Timeline, device: int) -> str:
 
 
 def _bars(times: Iterable[tuple[float, float]], step_us: float, y: int, height: int, paint: str) -> str:
-    """One path: what is so near that no eye tells it apart is one bar, so thousands of ops take little room."""
+    """One path: what is so near that no eye tells it apart is one bar, so thousands of ops take little room; what is alone is seen, however
+    short it is."""
     scale = _WIDTH * _SHARPNESS / step_us if step_us > 0 else 0.0
     merged: list[list[int]] = []
-    for start_us, end_us in sorted(times):
+    for start_us, end_us in sorted((start, end) for start, end in times if end > start):
         start, end = int(start_us * scale), int(end_us * scale)
         if merged and start <= merged[-1][1]:
             merged[-1][1] = max(end, merged[-1][1])
-        elif end > start:
-            merged.append([start, end])
+        else:
+            merged.append([start, max(end, start + 1)])
     if not merged:
         return ""
     path = "".join(f"M{_NAMES + a / _SHARPNESS:g} {y}h{(b - a) / _SHARPNESS:g}v{height}h{(a - b) / _SHARPNESS:g}z" for a, b in merged)

@@ -469,6 +469,14 @@ def test_dark_pages_are_drawn_dark_and_printed_light(browser: Any, small: Path) 
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+def test_every_colour_that_is_drawn_with_is_known(browser: Any, large: Path) -> None:
+    page = Page(browser, large)
+    unknown = page.run(r"""
+        return [[TimelineView, timeline], [GraphView, graph]].map(([view, { colours }]) =>
+          [...view.toString().matchAll(/this\.colours\.(\w+)/g)].map(([, name]) => name).filter((name) => !colours[name]));""")
+    assert unknown == [[], []]
+
+
 def test_passes_that_take_turns_share_blocks(browser: Any, tmp_path: Path) -> None:
     """As those of a pipeline's parts do, on one device."""
     nodes = [{"id": f"op.{i}", "compute_us": 5, "phase": ("forward", "backward")[i % 2]} for i in range(2000)]

@@ -15,9 +15,11 @@ from baechi_ext.hybrid.placer import hybrid
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.cluster import Link
 from baechi_ext.place.registry import place
+from baechi_ext.simulate import simulate
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.files.run_folder import COMPARISON, RunFolder
 from baechi_runtime.measure.samples import Samples
+from baechi_runtime.report.cell import timeline_of
 from baechi_runtime.report.page.data import graph_data, page_data
 from baechi_runtime.report.page.headline import headline
 from baechi_runtime.report.page.writing import render, write_page
@@ -293,6 +295,16 @@ def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
 
 def test_a_page_is_the_same_for_the_same_run(run: RunFolder) -> None:
     assert render(page_data(run)) == render(page_data(RunFolder.load(run.path)))
+
+
+def test_the_shortest_op_of_a_cell_is_seen() -> None:
+    """One after each long op of the other device; an op that takes no time is not."""
+    nodes = [{"id": f"{name}.{i}", "compute_us": us} for i in range(20) for name, us in (("long", 1000), ("short", 0.1), ("none", 0))]
+    edges = [(f"long.{i}", f"{name}.{i}") for i in range(20) for name in ("short", "none")]
+    edges += [(f"short.{i}", f"long.{i + 1}") for i in range(19)]
+    graph = OpGraph.from_json({"nodes": nodes, "edges": [{"source": s, "target": t, "bytes": 0} for s, t in edges]})
+    rows = timeline_of(simulate(graph, Cluster.uniform(3), [0, 1, 2] * 20)).split("<g>")[1:]
+    assert [len(re.findall(r"M[\d.]+ ", row)) for row in rows[1:]] == [20, 0]
 
 
 def test_colours_are_told_apart_and_can_be_written_on() -> None:

@@ -166,6 +166,15 @@ def test_a_faster_link_has_a_bound_that_no_link_beats(page: Page, tmp_path: Path
     assert longest - 1e-6 <= bound_us <= simulate(graph, free, Plan.load(tmp_path / "run/plan.json", graph).placement).makespan_us
 
 
+def test_a_plan_without_a_lower_bound_has_none(browser: Any, tmp_path: Path) -> None:
+    folder = write_plan(tmp_path / "run", towers())
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps({**plan, "lower_bound_us": 0}))
+    page = Page(browser, write_page(str(folder), None))
+    fill(page, 0, "towers.1", "0")
+    assert cells(page)["lower bound"] == ["none", "none", ""]
+
+
 def test_what_breaks_a_limit_or_is_called_by_nobody_says_so(page: Page) -> None:
     page.run("cluster.devices[1].memory_bytes = devices[1].memory_bytes = 1000")
     fill(page, 0, "towers", "1")

@@ -32,7 +32,7 @@ class TimelineView {
   }
 
   draw(context) {
-    this.colours = Object.fromEntries(["critical", "transfer", "accent", "muted", "paper", "ink"].map((name) => [name, ink(name)]));
+    this.colours = Object.fromEntries(["critical", "transfer", "accent", "muted", "faint", "paper", "ink"].map((name) => [name, ink(name)]));
     colours.refresh();
     for (const t of tracks) {
       this.drawAxis(context, t.top - 4, t.bottom);

@@ -141,8 +141,8 @@ function changed(state, update) {
   const sent = (one) => one.transfers.reduce((bytes, [t]) => bytes + tensors.bytes[t], 0);
   const rows = [
     ["step", time(predicted.step_us), time(step.step_us), difference(step.step_us - predicted.step_us)],
-    ["lower bound", time(data.plan.lower_bound_us), time(bound_us),
-      faster ? "of compute alone, as a link is faster" : difference(bound_us - data.plan.lower_bound_us)],
+    ["lower bound", bound(data.plan.lower_bound_us), bound(bound_us),
+      faster ? "of compute alone, as a link is faster" : data.plan.lower_bound_us ? "the same" : ""],
     ["moved", size(sent(predicted)), size(sent(step)), unlike(sent(step) - sent(predicted))],
     ...devices.map(({ name, memory_bytes: limit }, d) => [
       [swatch(d), " ", name, " memory"], size(predicted.peaks[d]), size(step.peaks[d]),
@@ -163,4 +163,5 @@ function changed(state, update) {
   ];
 }
 
+const bound = (us) => (us ? time(us) : "none");
 const unlike = (bytes) => (bytes === 0 ? "the same" : (bytes > 0 ? "+" : "\u2212") + size(Math.abs(bytes)));
