@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baechi_ext.errors import ShardError
+from baechi_ext.ir.dot import quoted
 from baechi_ext.shard.terms import Compute, Term
 
 MOST_ITERATIONS = 999_999_999
@@ -154,10 +155,11 @@ Strategy = Sequence[tuple[int, ...]]
 
 def dot(graph: ShardGraph) -> str:
     """The graph in Graphviz's language: nodes with their iteration spaces, and the shapes of the tensors between them."""
-    lines = [f'digraph "{graph.name}" {{', "  node [shape=box];"]
+    lines = [f"digraph {quoted(graph.name)} {{", "  node [shape=box];"]
     for i, node in enumerate(graph.nodes):
         loops = ", ".join(f"{axis.name} {axis.size}" for axis in node.axes)
-        lines.append(f'  {i} [label="{node.name}\\n{loops}"];')
+        label = quoted(f"{node.name}\n{loops}")
+        lines.append(f"  {i} [label={label}];")
     for edge in graph.edges:
         shape = " x ".join(map(str, graph.nodes[edge.source].outputs[edge.output].shape))
         lines.append(f'  {edge.source} -> {edge.target} [label="{shape}"];')

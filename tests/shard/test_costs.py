@@ -1,5 +1,7 @@
 """Costs by hand: terms, machines, tensors that move, configurations, memory."""
 
+import json
+import re
 from itertools import product
 from math import prod
 
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baechi_ext.errors import ShardError
-from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
+from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor, dot
 from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.networks import network
 from baechi_ext.shard.tables import build_tables, configurations, node_bytes
@@ -187,3 +189,11 @@ def test_the_default_model_mends_the_originals_quirks() -> None:
 def test_what_makes_no_sense_is_refused(make: object, message: str) -> None:
     with pytest.raises(ShardError, match=message):
         make()
+
+
+def test_names_cannot_end_a_string_of_a_graphviz_file() -> None:
+    evil = 'x"]; y [label="\\'
+    text = dot(ShardGraph(evil, (Node(evil, "layer", (Axis("rows", 2),), (), (Tensor((4,), ((0,),)),), ()),), ()))
+    strings = re.findall(r'"(?:[^"\\]|\\.)*"', text)
+    assert [json.loads(one) for one in strings] == [evil, f"{evil}\nrows 2"]
+    assert re.sub(r'"(?:[^"\\]|\\.)*"', "S", text) == "digraph S {\n  node [shape=box];\n  0 [label=S];\n}\n"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.ir import Plan
+from baechi_ext.ir.dot import quoted
 from baechi_ext.ir.files import encode_text, write_json, write_text
 from baechi_ext.ir.hints import DeviceMap, nearest_map
 from baechi_ext.ir.made_by import MadeBy, signed
@@ -122,19 +123,19 @@ def _dot(plan: Plan, made_by: MadeBy) -> Export:
     from baechi_runtime.report.printed import ExportedDot
 
     graph, timeline = plan.graph, _simulated(plan)
-    lines = [f"// {made_by}", f"digraph {_quoted(graph.name or 'plan')} {{", '  rankdir=LR; node [shape=box, fontname="sans-serif"];']
+    lines = [f"// {made_by}", f"digraph {quoted(graph.name or 'plan')} {{", '  rankdir=LR; node [shape=box, fontname="sans-serif"];']
     for device, about in enumerate(plan.cluster.devices):
-        lines.append(f"  {_quoted(f'device {device}')} [label={_quoted(about.name)}, shape=plain, {_colours(device)}];")
+        lines.append(f"  {quoted(f'device {device}')} [label={quoted(about.name)}, shape=plain, {_colours(device)}];")
     for v, op in enumerate(graph.ops):
         device, span = plan.placement[v], f"{as_time(timeline.start_us[v])} to {as_time(timeline.end_us[v])}"
-        label = _quoted(f"{op.id}\n{op.op}\n{span}" if op.op and op.op != op.id else f"{op.id}\n{span}")
-        lines.append(f"  {_quoted('op ' + op.id)} [label={label}, {_colours(device)}];")
+        label = quoted(f"{op.id}\n{op.op}\n{span}" if op.op and op.op != op.id else f"{op.id}\n{span}")
+        lines.append(f"  {quoted('op ' + op.id)} [label={label}, {_colours(device)}];")
     for v, op in enumerate(graph.ops):
         for t in graph.inputs[v]:
             tensor = graph.tensors[t]
-            ends = f"{_quoted('op ' + graph.ops[tensor.producer].id)} -> {_quoted('op ' + op.id)}"
+            ends = f"{quoted('op ' + graph.ops[tensor.producer].id)} -> {quoted('op ' + op.id)}"
             sent = plan.placement[tensor.producer] != plan.placement[v]
-            lines.append(f"  {ends}" + (f" [style=bold, label={_quoted(as_size(tensor.bytes))}]" if sent else "") + ";")
+            lines.append(f"  {ends}" + (f" [style=bold, label={quoted(as_size(tensor.bytes))}]" if sent else "") + ";")
     text = "\n".join([*lines, "}", ""])
     return Export(text, ExportedDot(dot=text), [f"graph           {len(graph)} ops; dot -Tsvg draws it"])
 
@@ -146,12 +147,6 @@ def _simulated(plan: Plan) -> Timeline:
 def _colours(device: int) -> str:
     colour = device_colour(device)
     return f'fillcolor="{colour}", fontcolor="{text_colour(colour)}", style=filled'
-
-
-def _quoted(text: str) -> str:
-    """As DOT's grammar has strings: quotes and backslashes escaped, new lines as \\n, and no other control character."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return '"' + "".join(c if c.isprintable() else "?" for c in escaped) + '"'
 
 
 DEFAULT = "device_map"

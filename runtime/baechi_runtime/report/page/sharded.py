@@ -8,7 +8,7 @@ from baechi_ext.shard.explain import COMPUTE, EXECUTOR, FORECAST_KINDS, UPDATE, 
 from baechi_ext.shard.plan import LayerSplit, ShardPlan
 from baechi_runtime.report.findings import load_text, prediction_error
 from baechi_runtime.report.page.headline import figure
-from baechi_runtime.report.palette import device_colour
+from baechi_runtime.report.palette import DEVICES, device_colour
 from baechi_runtime.report.report import Sent, Sharded, Strategy
 from baechi_runtime.report.sharded_summary import ShardedRun
 from baechi_runtime.report.tables import as_size, as_time, share_of
@@ -20,6 +20,7 @@ def sharded_data(run: ShardedRun) -> dict[str, Any]:
     kinds = _kinds(run)
     return {
         "headline": sharded_headline(run),
+        "palette": list(DEVICES),
         "kinds": [{"name": kind, "colour": device_colour(i)} for i, kind in enumerate(kinds)],
         "strategies": [_strategy(run, s, kinds) for s in run.strategies],
         "plans": [_plan(name, plan, kinds) for name, plan in run.plans.items()],

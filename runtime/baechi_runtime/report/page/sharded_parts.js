@@ -68,7 +68,7 @@ function messagesSection() {
     table([{ title: "strategy" }, { title: "messages" }, ...numbers("messages, predicted", "counted", "sent, predicted", "counted")], rows));
 }
 
-const HELD = [["weights", "#0072b2"], ["gradients", "#56b4e9"], ["optimizer", "#009e73"], ["kept", "#e69f00"]];
+const HELD = [["weights", 0], ["gradients", 4], ["optimizer", 2], ["kept", 1]].map(([what, i]) => [what, data.palette[i]]);
 const HELD_NAMES = { weights: "weights and buffers", gradients: "their gradients", optimizer: "optimizer state", kept: "kept for backward" };
 
 function heldSection() {
