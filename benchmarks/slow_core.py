@@ -19,11 +19,11 @@ from functools import partial
 from msgspec import to_builtins
 
 from baechi_ext.capture.parts import shared_sizes
+from baechi_ext.die_with_parent import die_with_parent
 from baechi_ext.ir import Cluster
 from baechi_ext.place.common import PlaceOptions
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.train_request import TrainRequest
-from baechi_runtime.host.die_with_parent import die_with_parent
 from baechi_runtime.measure.parity_result import require_parity
 from baechi_runtime.models.registry import ModelOptions
 from baechi_runtime.report.report import ProbedLink

@@ -10,11 +10,13 @@ import io
 import json
 import os
 import select
+import shutil
 import stat
 import tempfile
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,6 +37,8 @@ MOST_LEVELS = 64
 """Lists and objects in each other; no file of ours has more than ten."""
 _CHUNK = 1 << 20
 _ROW = 1 << 9  # more than most rows of a table take
+_TEMPORARY = "baechi_tmp_"
+_LEFT_SECONDS = 24 * 3600
 _DEFLATE_RATIO = 1032  # a byte of a compressed file becomes so many at most
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -292,6 +296,19 @@ def require_writable(path: str | Path) -> None:
         raise _cannot_write(path, os.strerror(errno.ENOENT))
     if not os.access(path if _is_special(path) else folder, os.W_OK):
         raise _cannot_write(path, os.strerror(errno.EACCES))
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for files that only the body needs. Those of this user that killed processes left long before are removed."""
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as name:
+        here = os.stat(name)
+        for left in Path(name).parent.glob(f"{_TEMPORARY}????????"):
+            with suppress(OSError):
+                found = left.lstat()
+                if found.st_uid == here.st_uid and found.st_mtime < here.st_mtime - _LEFT_SECONDS:
+                    shutil.rmtree(left, ignore_errors=True)
+        yield Path(name)
 
 
 def make_folder(folder: Path) -> None:

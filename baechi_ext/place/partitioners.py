@@ -6,17 +6,17 @@ Pellegrini and Roman, HPCN Europe 1996. Neither knows precedence: what they cut 
 
 import shutil
 import subprocess
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
+from baechi_ext.die_with_parent import with_this_process
 from baechi_ext.errors import MissingBackendError, SolverError
 from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.files import temporary_folder
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.chunks import Unit, held_bytes, spread, sums
 from baechi_ext.place.common import PlanResult, Proposal, Task, arrange, conclude
@@ -190,8 +190,8 @@ def partition(program: str, network: Network) -> list[int]:
     """A part for each vertex, as `program` maps them; the same each time. Raises SolverError."""
     if len(network.weights) < 2 or len(network.shares) < 2:  # which the program does not survive
         return [max(range(len(network.shares)), key=network.shares.__getitem__)] * len(network.weights)
-    with tempfile.TemporaryDirectory(prefix="baechi_scotch_") as folder:
-        source, target, mapping = (Path(folder) / name for name in ("source.grf", "target.tgt", "mapping.map"))
+    with temporary_folder() as folder:
+        source, target, mapping = (folder / name for name in ("source.grf", "target.tgt", "mapping.map"))
         source.write_text(source_text(network), encoding="ascii")
         target.write_text(target_text(network), encoding="ascii")
         try:
@@ -202,6 +202,7 @@ def partition(program: str, network: Network) -> list[int]:
                 errors="replace",
                 timeout=network.time_limit_seconds,
                 check=False,
+                preexec_fn=with_this_process(),  # noqa: PLW1509 - one system call, no locks
             )
         except subprocess.TimeoutExpired as e:
             raise SolverError(f"{program} did not finish within {network.time_limit_seconds:g} s; raise --time_limit") from e

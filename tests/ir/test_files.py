@@ -17,7 +17,17 @@ import pytest
 
 from baechi_ext.errors import FileError
 from baechi_ext.ir import Op, OpGraph
-from baechi_ext.ir.files import READ_LIMIT, READ_SECONDS, append_csv, read_json, read_text, require_writable, write_json, write_text
+from baechi_ext.ir.files import (
+    READ_LIMIT,
+    READ_SECONDS,
+    append_csv,
+    read_json,
+    read_text,
+    require_writable,
+    temporary_folder,
+    write_json,
+    write_text,
+)
 
 UNREADABLE = [
     (b"", "is not valid JSON: .*; it may be truncated: write it again"),
@@ -287,6 +297,19 @@ def test_a_row_that_was_cut_off_is_replaced(tmp_path: Path, before: str, after: 
     path.write_text(before + rest)
     append_csv(path, ["n", "m"], [[3, 4]])
     assert path.read_text() == after
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    old, new, others = (tmp_path / name for name in ("baechi_tmp_abcdefgh", "baechi_tmp_bcdefghi", "baechi_tmp_notes"))
+    for folder in (old, new, others):
+        folder.mkdir()
+        (folder / "file").touch()
+    for folder in (old, others):
+        os.utime(folder, (1, 1))
+    with temporary_folder() as own:
+        assert set(tmp_path.iterdir()) == {new, others, own}
+    assert set(tmp_path.iterdir()) == {new, others}
 
 
 def test_a_compact_file_holds_any_text_and_no_nan(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
 """metis and scotch: what they are given, what they answer, and what is said where they are not installed."""
 
+import os
+import signal
 import stat
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,7 @@ from baechi_ext.place.registry import place
 from tests.build import cluster_of, graph_of
 from tests.place.training import branchy_blocks
 
+ROOT = Path(__file__).parents[2]
 each_partitioner = pytest.mark.parametrize("method", ["metis", "scotch"])
 TOWERS = graph_of(
     {f"{tower}{i}": 10 for tower in "ab" for i in range(6)},
@@ -137,6 +142,40 @@ def test_a_program_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
         partitioners.partition(str(program(tmp_path, f"exec {script}" if script.startswith("sleep") else script)),
                          Network(SMALL.edges, SMALL.weights, SMALL.shares, 0, 0.2 if "sleep" in script else 30.0))  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["scotch_gmap"]
+
+
+KILLED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from baechi_ext.place.partitioners import Network, partition
+def kill():
+    while not Path(sys.argv[2]).exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+threading.Thread(target=kill).start()
+partition(sys.argv[1], Network(({1: 1}, {0: 1}), (1, 1), (0.5, 0.5), 0, 60.0))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
+def test_the_program_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    mapper = program(tmp_path, f"echo $$ > {begun}.new; mv {begun}.new {begun}; exec sleep 60")
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(mapper), str(begun)], env=environment, cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+    state, until = Path(f"/proc/{begun.read_text().strip()}/stat"), time.monotonic() + 30
+    while runs(state) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not runs(state)
+
+
+def runs(state: Path) -> bool:
+    """True unless it has ended, whether or not anybody has asked how."""
+    try:
+        return state.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_scotch_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

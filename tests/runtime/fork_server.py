@@ -28,7 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from baechi_runtime.host.die_with_parent import die_with_parent
+from baechi_ext.die_with_parent import die_with_parent
 from tests.runtime.warm import warm_up
 
 LONGEST_MESSAGE = 2**20

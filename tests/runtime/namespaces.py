@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from baechi_runtime.host.die_with_parent import die_with_parent
+from baechi_ext.die_with_parent import die_with_parent
 from tests.runtime.fork_server import Fork
 from tests.runtime.forked import Forked
 from tests.runtime.workers import command_line, finish

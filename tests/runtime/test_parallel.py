@@ -56,7 +56,7 @@ def test_workers_end_with_the_process_that_waits_for_them() -> None:
 
 @pytest.mark.parametrize(("gone", "code"), [(False, 0), (True, -signal.SIGKILL)])
 def test_a_process_ends_whose_parent_was_gone_before_it_asked(gone: bool, code: int) -> None:
-    text = f"import os\nfrom baechi_runtime.host.die_with_parent import die_with_parent\ndie_with_parent(os.getppid() + {gone:d})"
+    text = f"import os\nfrom baechi_ext.die_with_parent import die_with_parent\ndie_with_parent(os.getppid() + {gone:d})"
     assert subprocess.run([sys.executable, "-c", text], cwd=ROOT).returncode == code
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from baechi_ext.die_with_parent import die_with_parent
 from baechi_ext.errors import ExecutionError
-from baechi_runtime.host.die_with_parent import die_with_parent
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

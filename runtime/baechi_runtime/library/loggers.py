@@ -5,12 +5,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
 from baechi_ext.errors import MissingBackendError, OptionError
-from baechi_ext.ir.files import write_text
+from baechi_ext.ir.files import temporary_folder, write_text
 from baechi_runtime.drivers.script_run import ScriptRun
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.measure.samples import Samples
@@ -171,7 +170,7 @@ def _to_mlflow(mlflow: Any, report: Step, doubts: str, run: RunFolder) -> None:
 @contextmanager
 def _page(run: RunFolder) -> Iterator[Path]:
     """The run's page in a file, as long as the body takes."""
-    with TemporaryDirectory() as folder:
-        page = Path(folder) / PAGE
+    with temporary_folder() as folder:
+        page = folder / PAGE
         write_text(page, render(page_data(run)))
         yield page

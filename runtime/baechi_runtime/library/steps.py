@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from baechi_ext.cost import Profile
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.ir.files import temporary_folder
 from baechi_ext.options import ApplyOptions
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
@@ -75,8 +74,8 @@ class Step:
         """The request for these devices, with the costs that were measured, as long as the body takes."""
         if self.profile is None:
             raise OptionError(f"the costs of {self.name} were not measured here; plan it again")
-        with TemporaryDirectory() as folder:
-            costs = Path(folder) / "costs.json"
+        with temporary_folder() as folder:
+            costs = folder / "costs.json"
             self.profile.save(costs)
             # How much memory they have was said once for all; now the devices say it.
             yield replace(request, num_devices=len(cluster), cluster=cluster, device_memory=None, cost_path=str(costs))

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from baechi_ext.capture.tensorflow_private import tensorflow
+from baechi_ext.die_with_parent import with_this_process
 from baechi_ext.errors import ExecutionError, MissingBackendError, OptionError
 from baechi_ext.python_process import command_of, surroundings
-from baechi_runtime.host.die_with_parent import with_this_process
 from baechi_runtime.host.interrupts import signal_name
 from baechi_runtime.host.listeners import LOOPBACK, Network, own_networks
 from baechi_runtime.host.processor import available_cores

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO
 
+from baechi_ext.die_with_parent import die_with_parent
 from baechi_ext.errors import BaechiError, ExecutionError, OptionError
 from baechi_ext.python_process import command_of, surroundings
-from baechi_runtime.host.die_with_parent import die_with_parent
 from baechi_runtime.host.interrupts import INTERRUPTED, signal_name, was_terminated
 from baechi_runtime.torch.processes import environment
 from baechi_runtime.torch.processes.crash_log import CrashLog
