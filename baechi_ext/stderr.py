@@ -5,8 +5,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import BinaryIO, cast
 
 _STDERR = 2
+
+
+def nameless_file() -> BinaryIO:
+    """A file that ends with its last holder: in memory, where the system has such, so that no folder for temporary files is needed."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("baechi"), "w+b")
+    return cast(BinaryIO, tempfile.TemporaryFile())
 
 
 @contextmanager
@@ -14,7 +22,7 @@ def stderr_without(marker: bytes) -> Iterator[None]:
     """While its body runs, lines on stderr that hold the marker, all of them for b"", are dropped; the others come when it ends."""
     sys.stderr.flush()
     kept = os.dup(_STDERR)
-    with tempfile.TemporaryFile() as written:
+    with nameless_file() as written:
         try:
             os.dup2(written.fileno(), _STDERR)
             yield

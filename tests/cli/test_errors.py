@@ -1,8 +1,11 @@
 """The answer to bad input: one `error:` line that says what to do next, an exit code, no traceback, no file."""
 
+import errno
 import json
+import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -288,6 +291,31 @@ def test_a_reader_that_goes_away(graph: Path, plan: Path) -> None:
     assert [line for line in process.stderr if not line.startswith("simulating ")] == []  # progress, on a slow machine
     process.stderr.close()
     assert process.wait() == 141
+
+
+@pytest.mark.parametrize(
+    ("number", "why", "said"),
+    [
+        (errno.ENOSPC, "No space left on device", "cannot write: No space left on device; make room for results, and where temporary"),
+        (errno.ENOENT, "No usable temporary directory found in ['/tmp']", "No usable temporary directory .*; make room in one"),
+    ],
+)
+def test_a_full_disk_elsewhere_is_not_stdouts(
+    run: Run, monkeypatch: pytest.MonkeyPatch, graph: Path, number: int, why: str, said: str
+) -> None:
+    """As where temporary files are, whose errors name no file."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(number, why)
+
+    monkeypatch.setattr(pipeline, "plan", full)
+    assert re.match(said, check_error(run("place", graph, *PLACE), 1))
+
+
+def test_a_search_needs_no_folder_for_temporary_files(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, graph: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    code, _, err = run("place", graph, "--num_devices=2", "--placement_method=exact")
+    assert (code, "Traceback" in err) == (0, False)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

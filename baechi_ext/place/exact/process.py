@@ -5,13 +5,13 @@ import json
 import os
 import queue
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 from baechi_ext.python_process import command_of, surroundings
+from baechi_ext.stderr import nameless_file
 
 _THREADS = 8
 
@@ -28,7 +28,7 @@ class SolverProcess:
         """Why it failed."""
 
     def __enter__(self) -> "SolverProcess":
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        self._errors = nameless_file()
         # A session of its own: an interrupt at the terminal is for us, and we end it.
         self._process = subprocess.Popen(
             command_of("baechi_ext.place.exact.worker"),

@@ -36,6 +36,8 @@ from baechi_runtime.report.progress import restore_terminal, set_loudness
 _OF_A_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP)
 """Errors of a path that asking whether something is there (`Path.is_file`) does not take for no."""
 
+_WRITES_TO_STDOUT = ("baechi_runtime.cli.", "baechi_runtime.report.", "rich.", "argparse")
+
 
 @dataclass(frozen=True)
 class Command:
@@ -161,8 +163,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return fail(f"{e.strerror}: this process may open no more; raise the limit (ulimit -n), or use fewer devices", exit_code(1))
         if e.errno == errno.ENOENT and not _has_folder():
             return fail("the folder that this command was started in has been removed; start it in another one", exit_code(1))
+        if e.errno == errno.ENOENT and e.filename is None and str(e.strerror).startswith("No usable temporary directory"):
+            return fail(f"{e.strerror}; make room in one of them, or have TMPDIR name a folder that can be written", exit_code(1))
         if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or e.filename is not None:
             raise
+        if not _is_of_stdout(e):
+            return fail(f"cannot write: {e.strerror}; make room for results, and where temporary files are ($TMPDIR)", exit_code(1))
         _drop_stdout()
         return fail(f"cannot write the result to stdout: {e.strerror or e}; choose another place for it", 1)
     except KeyboardInterrupt as e:
@@ -178,6 +184,12 @@ def _has_folder() -> bool:
         return bool(os.getcwd())
     except OSError:
         return False
+
+
+def _is_of_stdout(error: OSError) -> bool:
+    """True if what raised it writes there; the error says of no file which one it is of."""
+    *_, (last, _) = traceback.walk_tb(error.__traceback__)
+    return str(last.f_globals.get("__name__")).startswith(_WRITES_TO_STDOUT)
 
 
 def _drop_stdout() -> None:

@@ -55,8 +55,9 @@ def _one_locked(folder: Path, flag: str) -> Iterator[None]:
     make_folder(folder)
     descriptor = _taken(folder / NAME, flag)
     try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"pid": owner, "host": platform.node()[:64]}).encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk the lock holds without a name
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"pid": owner, "host": platform.node()[:64]}).encode(), 0)
         yield
     finally:
         if os.getpid() == owner:  # not a fork of it
