@@ -30,6 +30,8 @@ _GZIP = b"\x1f\x8b"  # the first bytes of a compressed file; JSON never begins w
 MOST_BYTES = 1 << 30
 """A file may hold so many bytes, decompressed, unless `$BAECHI_READ_LIMIT` says another number."""
 READ_LIMIT = "BAECHI_READ_LIMIT"
+_BYTES_A_VALUE = 32
+"""JSON may hold a value for each so many bytes that a file may hold."""
 PIPE_SECONDS = 60
 """A pipe may take so long to give all that it has to give, unless `$BAECHI_READ_SECONDS` says another number."""
 READ_SECONDS = "BAECHI_READ_SECONDS"
@@ -158,6 +160,7 @@ def read_json(path: str | Path, kind: str) -> dict[str, Any]:
 
 def parse_json(content: bytes, path: str | Path, kind: str) -> dict[str, Any]:
     """The object that `read_json` finds in a file of this content."""
+    _require_few_values(content, f"{kind} file {str(path)!r}")
     try:
         value = json.loads(content.decode(_TEXT))
     except UnicodeDecodeError as e:
@@ -174,6 +177,16 @@ def parse_json(content: bytes, path: str | Path, kind: str) -> dict[str, Any]:
     if version != SCHEMA_VERSION:
         raise FileError(f"{kind} file {str(path)!r} has schema_version {version!r}; this program reads {SCHEMA_VERSION}")
     return value
+
+
+def _require_few_values(content: bytes, named: str) -> None:
+    """Raises FileError for more values than memory has room for: a value takes up to a hundred bytes there, and three in a file."""
+    most = _allowed(READ_LIMIT, MOST_BYTES, "bytes", 18) // _BYTES_A_VALUE
+    if len(content) > most and sum(map(content.count, (b",", b"[", b"{"))) > most:
+        raise FileError(
+            f"{named} holds more than {most} values; check that it is the right one, or allow more by ${READ_LIMIT} (in bytes, "
+            f"{_BYTES_A_VALUE} for each)"
+        )
 
 
 def _is_deep(content: bytes, value: object) -> bool:

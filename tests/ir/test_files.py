@@ -153,6 +153,18 @@ def test_a_file_without_schema_version_is_of_this_one(tmp_path: Path) -> None:
     assert read_json(tmp_path / "x.json", "graph") == {"a": 1}
 
 
+def test_more_values_than_memory_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thousandth of the bytes, where they are compressed."""
+    path = tmp_path / "x.json.gz"
+    path.write_bytes(gzip.compress(b'{"x": [' + b"[]," * 40_000 + b"1]}"))
+    assert len(read_json(path, "graph")["x"]) == 40_001
+    monkeypatch.setenv(READ_LIMIT, "1000000")
+    with pytest.raises(FileError, match=r"holds more than 31250 values; check .* \$BAECHI_READ_LIMIT \(in bytes, 32 for each\)"):
+        read_json(path, "graph")
+    path.write_bytes(gzip.compress(b'{"x": "' + b"a" * 900_000 + b'"}'))
+    assert len(read_json(path, "graph")["x"]) == 900_000
+
+
 @pytest.mark.parametrize("value", [{"ä": "日本", "n": [1, 2.5, None, True]}, {"half": "\ud83d"}, {}])
 def test_what_is_written_is_read_back(tmp_path: Path, value: dict[str, Any]) -> None:
     write_json(tmp_path / "x.json", value)

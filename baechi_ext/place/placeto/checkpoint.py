@@ -79,7 +79,7 @@ def _tensors(content: bytes, file: Path) -> dict[str, "Tensor"]:
 
     try:
         tensors: dict[str, Tensor] = library.load(content)
-        wrong = next((name for name, tensor in tensors.items() if tensor.is_complex() or not bool(tensor.double().isfinite().all())), None)
+        wrong = next((name for name, tensor in tensors.items() if tensor.is_complex() or not bool(tensor.isfinite().all())), None)
     except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as e:  # torch has not all types that safetensors names
         raise PolicyError(f"{file} can't be read: {e!r}; {again}") from e
     if wrong is not None:
