@@ -289,8 +289,11 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path) -> None:
 
 
 def test_where_the_folder_is(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("BAECHI_CACHE", "own")
-    assert cache_folder() == Path("own")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BAECHI_CACHE", tmp_path.name)
+    assert cache_folder() == tmp_path / tmp_path.name
+    monkeypatch.chdir("/")  # as a script may do
+    assert cache_folder() == tmp_path / tmp_path.name
     monkeypatch.setenv("BAECHI_CACHE", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "baechi"

@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ _LEFT_BEHIND_SECONDS = 3600
 def cache_folder() -> Path | None:
     """$BAECHI_CACHE; else `baechi` in $XDG_CACHE_HOME, or in ~/.cache. None where there is no home either. It need not exist."""
     if given := os.environ.get(VARIABLE):
-        return Path(given)
+        return _anchored(given)
     shared = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(shared):  # others are to be ignored, by the rules of that variable
         return Path(shared) / "baechi"
@@ -38,6 +39,14 @@ def cache_folder() -> Path | None:
         return Path.home() / ".cache" / "baechi"
     except RuntimeError:
         return None
+
+
+@cache
+def _anchored(given: str) -> Path:
+    """A relative folder is below the one that this process was in when it was first asked for: scripts go elsewhere."""
+    with contextlib.suppress(OSError):  # the folder is gone
+        return Path(given).absolute()
+    return Path(given)
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
