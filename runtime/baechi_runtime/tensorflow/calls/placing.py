@@ -1,7 +1,6 @@
 """Placing the steps of a user's program: devices that run as long as the program does, and the stages between capture and plan."""
 
 import atexit
-import threading
 from contextlib import ExitStack
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from baechi_ext.capture.tensorflow_graph import CapturedFunction
 from baechi_runtime.drivers.placement import Placement, log_device_placement, place
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.host.fork_lock import ForkLock
 from baechi_runtime.tensorflow.backend import costed, memory_limits, open_devices
 from baechi_runtime.tensorflow.cluster import find_cluster
 from baechi_runtime.tensorflow.servers.devices import Devices
@@ -16,7 +16,7 @@ from baechi_runtime.tensorflow.step import TensorFlowStep
 
 _opened = ExitStack()
 _devices: dict[tuple[object, ...], tuple[Devices, Devices]] = {}
-_placing = threading.Lock()
+_placing = ForkLock()
 """Models that are fitted in several threads are placed one after the other: they share devices, and what is measured there."""
 atexit.register(_opened.close)
 

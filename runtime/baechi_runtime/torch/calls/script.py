@@ -8,7 +8,6 @@ import gc
 import os
 import random
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -24,6 +23,7 @@ from baechi_ext.errors import BaechiError
 from baechi_runtime.drivers.script_run import ScriptRun
 from baechi_runtime.drivers.train_request import ScriptRequest, TrainRequest
 from baechi_runtime.files.run_folder import KeptStep
+from baechi_runtime.host.fork_lock import ForkLock
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.torch.backend import devices_of
 from baechi_runtime.torch.calls.call_report import kept_step, report_of
@@ -134,7 +134,7 @@ class _Placing:
     def __init__(self, asked: ScriptRequest, run: ModulesRun) -> None:
         self._asked = asked
         self._run = run
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._modules: list[weakref.ref[nn.Module]] = []
         """Those that are placed. A call belongs to its module, so that both end where the script holds the module no more."""
         self._in_vain = 0
