@@ -89,7 +89,7 @@ def _verdict(run: RunFolder, report: Run) -> Verdict:
 
 def _on_one_device(run: RunFolder) -> Timeline:
     """The whole step on the first device, which no other one at work slows down, as a Run of the library has it."""
-    graph, profile, speed = run.whole, run.profile, run.plan.cluster.devices[0].speed
+    graph, profile, speed = run.whole, run.profile, run.devices[0].speed
     if profile is None or profile.contention is None:
         return one_device_timeline(graph, speed)
     # The graph says if one thread gives all devices their work; where each has its own, or is a core, an op takes no less than its thread.
