@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -22,7 +23,7 @@ from baechi_ext.errors import ParityError
 from baechi_runtime.measure import comparator
 from baechi_runtime.measure.comparator import SHARE, SMALLEST, compare, differences, magnitude
 from baechi_runtime.measure.parity_result import Difference, Parity, require_parity
-from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
+from baechi_runtime.models.training_step import OptimizerSpec, TrainingStep, optimizer_spec
 from baechi_runtime.report.report import ParityCheck
 from baechi_runtime.sharding import execute as sharding
 from baechi_runtime.sharding.layout import make_mesh
@@ -425,3 +426,26 @@ def test_a_placed_step_has_to_be_a_number_where_the_unplaced_one_is(odd: float) 
         parity = check_parity(executor, scattered(graph, 2, 0), binding, step)
     assert parity.passed == (odd == 0), parity
     assert [(name, d.why) for name, d in parity.beyond] == ([("loss", "not finite on one side")] if odd else [])
+
+
+class Forgetful(torch.optim.SGD):
+    """Begins anew at each step."""
+
+    def step(self, closure: None = None) -> None:
+        super().step(closure)
+        self.state.clear()
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_what_an_optimizer_keeps_is_read_by_a_second_step(forgets: bool) -> None:
+    """Placed ones are told foreach=False, the unplaced one is not."""
+
+    def make(parameters: Sequence[Tensor], foreach: bool = True, **options: float) -> torch.optim.Optimizer:
+        return (Forgetful if forgets and not foreach else torch.optim.SGD)(parameters, momentum=0.9, foreach=foreach, **options)
+
+    step = replace(make_step("tied"), optimizer=OptimizerSpec("momentum", 0.05, 1, make))
+    graph, binding = capture(step)
+    with ThreadExecutor(cpu_devices(2), timeout_seconds=60) as executor:
+        parity = check_parity(executor, scattered(graph, 2, 0), binding, step)
+    assert parity.passed != forgets, parity
+    assert forgets or parity.max_abs_diff == 0
