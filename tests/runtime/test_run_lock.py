@@ -56,6 +56,19 @@ def test_a_variable_that_somebody_else_has_set_holds_no_locks(monkeypatch: pytes
     assert os.environ["BAECHI_LOCKED"] == text
 
 
+def test_what_a_run_started_has_its_lock_as_long_as_it_lasts(
+    holder: subprocess.Popen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    monkeypatch.setenv("BAECHI_LOCKED", json.dumps([str(folder)]))
+    with locked({"--out": str(folder)}):
+        assert json.loads((folder / NAME).read_text())["pid"] == holder.pid
+    assert (folder / NAME).exists()
+    holder.communicate(timeout=SECONDS)
+    with locked({"--out": str(folder)}):
+        assert json.loads((folder / NAME).read_text())["pid"] == os.getpid()
+
+
 def test_the_second_is_told_who_writes_there(holder: subprocess.Popen, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     said = refused(folder)
