@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -78,5 +79,8 @@ def command_line(process: Path) -> str:
 
 def threads_of_a_group() -> list[str]:
     """The names of this process's threads that belong to a process group over gloo."""
-    names = [(path / "comm").read_text().strip() for path in Path("/proc/self/task").iterdir()]
+    names = []
+    for path in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # one that has ended meanwhile
+            names.append((path / "comm").read_text().strip())
     return [name for name in names if "gloo" in name]

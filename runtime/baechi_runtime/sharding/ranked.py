@@ -37,7 +37,7 @@ from baechi_runtime.torch.backend import Captured, TorchBackend, normalises, par
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.random_state import as_it_was, drawing_from, state_of
 from baechi_runtime.torch.measure import load_of_others
-from baechi_runtime.torch.parity import is_mean_of_parts, parity_of_parts, unplaced_results
+from baechi_runtime.torch.parity import SHARE_OF_NORMALISED, SHARE_OF_PARTS, is_mean_of_parts, parity_of_parts, unplaced_results
 from baechi_runtime.torch.processes.executor import Further, ProcessExecutor
 
 T = TypeVar("T")
@@ -230,10 +230,11 @@ class TorchEngines:
 
     def _parity(self, whole: Captured, actual: dict[str, Any]) -> Parity:
         device, step, parts = self._executor.devices[0].torch_device, whole.step, self._parts(whole)
+        per_part, share = (parts, SHARE_OF_NORMALISED) if normalises(whole, parts) else (None, SHARE_OF_PARTS)
         with as_it_was(step) as saved:
-            expected = self._executor.call(0, lambda: unplaced_results(step, device, parts if normalises(whole, parts) else None))
+            expected = self._executor.call(0, lambda: unplaced_results(step, device, per_part))
             step.restore(saved)
-            return self._executor.call(0, lambda: parity_of_parts(step, device, expected, actual))
+            return self._executor.call(0, lambda: parity_of_parts(step, device, expected, actual, share))
 
     def _parts(self, whole: Captured) -> Parts:
         return parts_of(self._request, whole.step, sizes_of_parts(whole.step, len(self._executor.devices)))

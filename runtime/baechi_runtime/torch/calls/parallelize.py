@@ -18,6 +18,7 @@ from baechi_ext.errors import CaptureError, MismatchError, OptionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.hints import DeviceMap
 from baechi_ext.ir.numbers import as_number, bytes_of, device_count
+from baechi_runtime.drivers.costing import host_of
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
@@ -249,7 +250,7 @@ def plan_call(module: nn.Module, example_inputs: Any, options: ParallelizeOption
     if placement.profile is None:
         raise CaptureError(f"{type(module).__name__} is planned in one process; start it without torchrun")
     several = len(placement.result.plan.cluster) > 1
-    return attach_costs(placement.graph, placement.profile, contended=several), placement
+    return attach_costs(placement.graph, placement.profile, contended=several, host=host_of(options.request())), placement
 
 
 def apply_plan(module: M, example_inputs: Any, options: ParallelizeOptions, plan: Placement) -> M:
