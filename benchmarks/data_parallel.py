@@ -72,7 +72,7 @@ def work(pipe: Connection, request: TrainRequest, port: int, rank: int, core: in
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
     step = build_step(request)
-    replica = ReplicaStep(DDP, step, step.batch or 0)
+    replica = ReplicaStep(DDP, step)
     with contextlib.suppress(EOFError):
         while pipe.recv():
             begin = time.process_time_ns()

@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,6 +58,13 @@ def _a_cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BAECHI_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _timing_of_its_own() -> None:
+    """No test waits with its turns for steps of an earlier one."""
+    if (turns := sys.modules.get("baechi_runtime.measure.turns")) is not None:
+        turns._timed.clear()  # noqa: SLF001
 
 
 @pytest.fixture(autouse=True)

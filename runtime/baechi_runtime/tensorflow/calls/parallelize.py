@@ -163,7 +163,7 @@ class PlacedTrainStep(PlacedFunction):
         python = getattr(target, "python_function", target)
         name = name or getattr(python, "__name__", type(target).__name__)
         super().__init__(name, target, options.settings(name))
-        when_gone(self, partial(close, self.steps))
+        when_gone(self, self.steps, partial(close, self.steps))
         functools.update_wrapper(self, python, updated=())
         self._options = options
         self._bound: weakref.WeakKeyDictionary[Any, PlacedTrainStep] = weakref.WeakKeyDictionary()

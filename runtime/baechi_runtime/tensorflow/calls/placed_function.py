@@ -60,10 +60,16 @@ def running() -> Iterator[None]:
         _running.now = outside
 
 
-def when_gone(owner: Any, do: Callable[[], None]) -> None:
+def when_gone(owner: Any, steps: Mapping[Any, "PlacedStep"], do: Callable[[], None]) -> None:
     """Has `do` called, which may not refer to the owner, before another step is placed than the owner's, who is gone by then. Not at
-    once: Python may collect the owner amid anything."""
-    weakref.finalize(owner, _due.append, do).atexit = False
+    once: Python may collect the owner amid anything. The timing of these steps is left to others at once."""
+    weakref.finalize(owner, _leave, steps, do).atexit = False
+
+
+def _leave(steps: Mapping[Any, "PlacedStep"], do: Callable[[], None]) -> None:
+    for step in steps.values():
+        step.turns.leave()
+    _due.append(do)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def run_script(asked: ScriptRequest) -> StepsRun:
     def place(name: str, ordinary: Callable[..., Any], owner: Any) -> PlacedFunction:
         settings = Settings(replace(asked.request, model=name), asked.verify_steps, not asked.strict, asked.keep_placed)
         placed = PlacedFunction(name, ordinary, settings)
-        when_gone(owner, partial(run.end, placed))
+        when_gone(owner, placed.steps, partial(run.end, placed))
         return placed
 
     models, functions = PlacedModels(place), PlacedFunctions(place)
