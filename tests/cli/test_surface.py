@@ -159,18 +159,24 @@ def test_every_command_takes_quiet_and_verbose(run: Callable[..., tuple[int, str
     assert asked.endswith(plain)
 
 
+def said_of(message: str, news: str, seconds: float, monkeypatch: pytest.MonkeyPatch, *, quiet: bool, verbose: bool) -> str:
+    """All that is said of work of that name, with news after so many seconds."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    set_loudness(quiet=quiet, verbose=verbose)
+    try:
+        with progress(message, delay_seconds=0.01) as show:
+            time.sleep(seconds)
+            show(news)
+    finally:
+        set_loudness(quiet=False, verbose=False)
+    return sys.stderr.getvalue()
+
+
 def test_what_is_done_is_said_as_loud_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {}
     for quiet, verbose in ((True, False), (False, False), (False, True)):
-        monkeypatch.setattr(sys, "stderr", io.StringIO())
-        set_loudness(quiet=quiet, verbose=verbose)
-        try:
-            with progress("placing", delay_seconds=0.01) as show:
-                time.sleep(0.6)
-                show("best 1 ms")
-        finally:
-            set_loudness(quiet=False, verbose=False)
-        said[quiet, verbose] = re.sub(r"\d+\.\d+", "0", sys.stderr.getvalue())
+        found = said_of("placing", "best 1 ms", 0.6, monkeypatch, quiet=quiet, verbose=verbose)
+        said[quiet, verbose] = re.sub(r"\d+\.\d+", "0", found)
     assert said == {
         (True, False): "",
         (False, False): "placing ...\n  best 1 ms\n",
@@ -266,16 +272,9 @@ def test_what_takes_long_says_so_in_one_plain_line(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("verbose", [False, True])
 def test_names_in_what_is_said_do_not_reach_the_terminal_raw(monkeypatch: pytest.MonkeyPatch, *, verbose: bool) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.setattr(progress_module, "_FIRST_PAUSE_SECONDS", 0.0)
-    set_loudness(quiet=False, verbose=verbose)
-    try:
-        with progress("reading \x1b[2J a\nb", delay_seconds=0.01) as show:
-            time.sleep(0.1)
-            show("\x9b2J c\r\nd")
-    finally:
-        set_loudness(quiet=False, verbose=False)
-    assert sys.stderr.getvalue().startswith("reading \\x1b[2J a b ...\n  \\x9b2J c\\r d\n")
+    said = said_of("reading \x1b[2J a\nb", "\x9b2J c\r\nd", 0.1, monkeypatch, quiet=False, verbose=verbose)
+    assert said.startswith("reading \\x1b[2J a b ...\n  \\x9b2J c\\r d\n")
 
 
 def test_names_of_ops_and_devices_are_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:

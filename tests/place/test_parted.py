@@ -55,7 +55,7 @@ def test_a_device_twice_as_fast_gets_twice_as_many_parts() -> None:
 
 
 def test_parts_may_have_any_numbers() -> None:
-    """What would be kept for each number up to the largest could take all memory: the parts that there are count."""
+    """The parts that there are count: something for each number up to the largest could take all memory."""
     graph = training_step(2)
     far = graph.replace_ops([replace(op, part=10**6) if op.part == 0 else op for op in graph.ops])
     assert _work_of_parts(far) == {1: 120.0, 10**6: 120.0}

@@ -36,7 +36,7 @@ def test_placing_pays_where_it_saves_more_than_setting_it_up_again_takes(tmp_pat
 
 
 def test_a_short_run_keeps_a_longer_one_unplaced_for_as_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What paid in none of a few steps may pay in many; the longer run is what the next one goes by."""
+    """Placing that did not pay in a few steps may pay in many; the next run goes by the longer one."""
     monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
     model, x = nn.Sequential(nn.Linear(600, 900), nn.Tanh(), nn.Linear(900, 600)), torch.ones(128, 600)
     baechi_ext.parallelize(model, devices=2, method="single")

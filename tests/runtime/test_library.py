@@ -128,7 +128,7 @@ def test_what_if_is_the_step_planned_for_another_cluster(run: baechi_ext.Run) ->
 
 
 def test_a_links_speed_is_all_that_a_byte_takes() -> None:
-    """Of links between processes the devices bear most: they copy."""
+    """Devices bear most of a link between processes: they copy."""
     probed = baechi_ext.Cluster.uniform(2, link=baechi_ext.Link(0.1, 5.0, 1.0, 0.4, 2.0, 0.3))
     run = baechi_ext.plan(graph_of({"a": 1.0}), devices=probed, method="single")
     link = run.what_if(link="10MB/s").cluster.default

@@ -378,7 +378,7 @@ def test_colours_show_devices_phases_or_modules(browser: Any, small: Path) -> No
 
 
 def test_no_two_names_of_a_legend_have_one_colour(browser: Any, tmp_path: Path) -> None:
-    """Of eleven modules eight are named, as there are eight colours, and what is in none."""
+    """Eight of eleven modules are named, as there are eight colours, and what is in none."""
     page = Page(browser, write_page(str(write_plan(tmp_path / "wide", towers(layers=1, towers=11))), None))
     show_colours(page, "timeline", "module")
     shown = page.run("""

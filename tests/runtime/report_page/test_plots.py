@@ -81,7 +81,7 @@ def test_the_timeline_has_every_op_of_both_steps(folder: Path) -> None:
 
 
 def test_a_limit_is_no_line_that_a_device_has(tmp_path: Path) -> None:
-    """Of six devices one has the limit's colour, and its lines are solid; those of peaks are dotted."""
+    """One of six devices has the limit's colour, and its lines are solid; those of peaks are dotted."""
     run = RunFolder.load(write_plan(tmp_path / "plan", towers()))
     plan = replace(run.plan, cluster=Cluster.uniform(6, memory_bytes=1 << 18))
     lines = [line for axes in memory_figure(replace(run, plan=plan), Step()).axes for line in axes.lines]
