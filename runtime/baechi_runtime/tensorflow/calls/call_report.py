@@ -40,7 +40,7 @@ def report_of(placed: PlacedFunction) -> CallReport:
         placed_steps=sum(s.calls for s in steps),
         shapes=len(steps),
         unplaced_calls=dict(placed.unplaced),
-        refusal=placed.refusal or placed.paused or (INTERRUPTED if placed.interrupted else ""),
+        refusal=placed.refusal or (INTERRUPTED if placed.interrupted else ""),
         notes=() if placement is None else (*placement.result.notes, *placement.notes),
         fragments=len(steps[:1]),
     )
@@ -58,7 +58,7 @@ def kept_step(function: PlacedFunction, script: str, report: CallReport) -> Kept
         measured = record_step(first.session, placement.result.timeline, executor, first.traces)
     why = INTERRUPTED if function.interrupted else f"no step ran after the {WARM_UP} that follow the verified ones"
     missing = [] if measured is not None else [f"no {MEASURED}: {why}"]
-    refused = [f"it runs as it is now: {why}" for why in (function.refusal or function.paused,) if why]
+    refused = [f"it runs as it is now: {function.refusal}"] if function.refusal else []
     peaks = () if measured is None or measured.memory is None else measured.memory
     verified = None if first is None or not first.verification.steps else first.verification.to_json()
     parity = None if verified is None else ParityCheck(**verified, passed=not function.differs)

@@ -214,10 +214,10 @@ class PlacedFit:
         optimizer = self._model.optimizer  # None where the model's train_step has its own
         if not self._made and (self._began or (self._model.built and (optimizer is None or optimizer.built))):
             self.step, self._made = self._make(), True
-        if self._left or self.step is None or self.step.paused:
+        if self._left or self.step is None or self.step.refusal:
             self._began = True
             if self.step is not None:
-                self.step.unplaced[self.step.refusal or self.step.paused] += self._model.steps_per_execution
+                self.step.unplaced[self.step.refusal] += self._model.steps_per_execution
             return self.ordinary(iterator)
         if tf.config.functions_run_eagerly():
             self.step.unplaced[EAGERLY] += 1

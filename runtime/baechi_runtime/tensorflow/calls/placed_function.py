@@ -273,9 +273,7 @@ class PlacedFunction:
         self.interrupted: Placement | None = None
         """The placement that the first shape's search had found when it was interrupted; None once `placement` is there."""
         self.refusal = ""
-        """Why calls can't run placed; empty where they can."""
-        self.paused = ""
-        """Why plain steps are kept, though placed ones are right; empty where they are not."""
+        """Why calls run as they are for good: placing does not pay, or can't be done. Empty while they may run placed."""
         self.lead = self._new_lead()
         self.differs = False
         """True once a verified step was not the step as it is."""
@@ -301,7 +299,7 @@ class PlacedFunction:
             )
         with running():
             try:
-                if self.refusal or self.paused or is_recorded():
+                if self.refusal or is_recorded():
                     return self._as_it_is(args, kwargs, RECORDED)
                 if tf.config.functions_run_eagerly():
                     return self._as_it_is(args, kwargs, EAGERLY)
@@ -347,7 +345,7 @@ class PlacedFunction:
 
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = OTHER_SHAPES) -> Any:
         self.lead.turns.disturbed()
-        self.unplaced[self.refusal or self.paused or reason] += 1
+        self.unplaced[self.refusal or reason] += 1
         return self.ordinary(*args, **kwargs)
 
     def _run(self, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -442,7 +440,7 @@ class PlacedFunction:
         return step.returned(found)
 
     def _pause(self, why: str) -> None:
-        self.paused = why
+        self.refusal = why
         self._let_go(f"{self.name} runs as it is: {why}")
 
     def _go_on_unplaced(self, error: BaechiError) -> None:
