@@ -27,14 +27,14 @@ SEVERAL_HOSTS = "the servers are on several machines; their times are as far apa
 
 
 def record_step(session: PlacedSession, timeline: Timeline, executor: str, traces: Sequence[Any] = ()) -> MeasuredStep:
-    """A traced step, of those of several that have the most transfers (servers lose records of some) the one of the median time.
+    """The traced step of the median time, of those with the most records of transfers and then of ops: a trace may lack some.
 
     `timeline` is the plan that the session runs. Without `traces` of its steps some are run now; the variables go on with them.
     """
     traces = traces or [session.traced()[1] for _ in range(1 + RUNS)][1:]
     found = [_read(trace, session, timeline, executor) for trace in traces]
-    most = max(len(step.transfers) for step in found)
-    step = middle([step for step in found if len(step.transfers) == most], lambda step: step.wall_us)
+    seen = [(len(step.transfers), len(step.ops)) for step in found]
+    step = middle([step for step, records in zip(found, seen, strict=True) if records == max(seen)], lambda step: step.wall_us)
     moved = [BY_REFERENCE] if session.devices.shared_memory and timeline.transfers else []
     apart = [SEVERAL_HOSTS] if session.devices.several_hosts else []
     return replace(step, notes=(*step.notes, *moved, *apart))
