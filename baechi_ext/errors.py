@@ -16,6 +16,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
+def first_line(error: BaseException, otherwise: str = "") -> str:
+    """The first line of an error's message; `otherwise` where it has none."""
+    return next(iter(str(error).strip().splitlines()), otherwise)
+
+
 def legible(message: str) -> str:
     """A message for people: values in quotes or brackets are cut at 200 characters, what can't be printed is escaped (line ends stay), and
     of a very long message the middle is left out."""

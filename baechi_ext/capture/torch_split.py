@@ -19,7 +19,7 @@ from baechi_ext.capture.parts import shared_sizes
 from baechi_ext.capture.torch_joint import DRAWS, OP_ID, PART, ROWS, _behind, _is_view, _Nodes, draws
 from baechi_ext.capture.torch_private import descriptors
 from baechi_ext.capture.why_not import frames_of, place_of
-from baechi_ext.errors import CaptureError
+from baechi_ext.errors import CaptureError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -127,8 +127,7 @@ def _emitted(module: "fx.GraphModule", proof: "_Proof", sizes: tuple[int, ...]) 
     except CaptureError:
         raise
     except Exception as e:  # noqa: BLE001 - whatever an op says of the shapes of a part
-        reason = (str(e).splitlines() or [""])[0]
-        raise CaptureError(f"an op does not take parts of the batch: {type(e).__name__}: {reason}") from e
+        raise CaptureError(f"an op does not take parts of the batch: {type(e).__name__}: {first_line(e)}") from e
 
 
 def _sizes(batch: int, wanted: int | Sequence[float]) -> tuple[int, ...]:

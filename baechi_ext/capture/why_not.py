@@ -12,7 +12,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING
 
-from baechi_ext.errors import CaptureError, MissingBackendError
+from baechi_ext.errors import CaptureError, MissingBackendError, first_line
 
 if TYPE_CHECKING:
     from torch import fx
@@ -39,7 +39,7 @@ _OTHERWISE = "take what is no computation on tensors out of forward"
 
 def not_capturable(what: str, error: BaseException) -> CaptureError:
     """The error for `what`, whose forward raised `error` while it was traced: the reason, the line, and what to change."""
-    reason = (str(error).strip().splitlines() or [""])[0]
+    reason = first_line(error)
     text = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
     frames = ((f.f_code.co_filename, line, f.f_code.co_name) for f, line in walk_tb(error.__traceback__))
     advice = next((advice for words, advice in _ADVICE if any(word in text for word in words)), _OTHERWISE)

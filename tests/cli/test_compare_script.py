@@ -61,6 +61,37 @@ def test_the_first_training_call_is_compared_and_ends_the_script(run: Run, scrip
     assert (folder / "profile.json").exists()
 
 
+INTERPOLATES = """
+import torch
+from torch import nn
+from torch.nn import functional
+torch.manual_seed(1)
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.fuse, self.norm = nn.Linear(8, 32), nn.Conv2d(32, 32, 1, bias=False), nn.BatchNorm2d(32)
+        self.drop, self.last = nn.Dropout(0.1), nn.Conv2d(32, 3, 1)
+
+    def forward(self, x):
+        maps = self.first(x).permute(0, 2, 1).reshape(-1, 32, 4, 4)
+        larger = functional.interpolate(maps, size=(16, 16), mode="bilinear")
+        return self.last(self.drop(torch.relu(self.norm(self.fuse(larger)))))
+
+functional.cross_entropy(Head()(torch.randn(2, 16, 8)), torch.randint(0, 3, (2, 16, 16))).backward()
+"""
+
+
+def test_what_rounding_alone_makes_of_a_gradient_is_held_against_double_precision(run: Run, script: Path, tmp_path: Path) -> None:
+    """As verified calls are: such a bias' gradient is rounding alone, and interpolation rounds otherwise in a captured step."""
+    script.write_text(INTERPOLATES)
+    code, out, err = run("compare", "--placement_methods=random", "--num_steps=1", "--json", script)
+    assert code == 0, err
+    parities = [row["parity"] for row in json.loads(out[out.index("{") :])["methods"]]
+    assert [parity["passed"] for parity in parities] == [True, True]
+    assert all(parity["tolerance"] > 1e-5 for parity in parities)
+
+
 def test_paths_are_of_where_the_command_runs_and_an_earlier_comparison_goes(
     run: Run, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,12 +12,16 @@ import torch
 from torch import nn
 
 import baechi_ext
+from baechi_ext.cost.profile import OpProfile, Profile
+from baechi_ext.ir import Cluster
 from baechi_ext.ir.plan import PlanFile
 from baechi_ext.place.common import PlaceOptions, Worth
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.torch.calls.module_call import call_of
-from baechi_runtime.torch.calls.search_process import is_serializable, plan_from_json, plan_to_json
+from baechi_runtime.torch.calls.plan_cache import find_plan
+from baechi_runtime.torch.calls.search_process import is_serializable, plan_from_json, plan_to_json, search
 from baechi_runtime.torch.calls.session import ASIDE, SEARCHED_FOR
+from tests.build import graph_of
 from tests.runtime.forked import python
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is left for no search beside training")
@@ -134,3 +138,23 @@ def test_what_another_process_can_be_told() -> None:
     assert is_serializable(PlanRequest("m_sct"))
     assert not is_serializable(PlanRequest("auto", initial_plan=PlanFile("plan.json", {})))
     assert not is_serializable(PlanRequest("auto", cost_factor=2.0))
+
+
+def test_its_plan_is_of_the_step_that_one_host_gives_to_all_devices(tmp_path: Path) -> None:
+    graph = graph_of({"a": 1.0, "b": 1.0})
+    ops = {"a": OpProfile((1.0,), issue_us=50.0), "b": OpProfile((1.0,), issue_us=50.0)}
+    profile = Profile(graph.fingerprint, dict(zip(graph.index, graph.op_digests, strict=True)), "cuda_event", 1, ops)
+    asked = {
+        "plan": plan_to_json(PlanRequest("auto", options=PlaceOptions(time_limit_seconds=0.1))),
+        "graph": graph.to_json(),
+        "profile": profile.to_json(),
+        "cluster": Cluster.uniform(2).to_json(),
+        "host": "one",
+        "cache": str(tmp_path),
+        "key": "k",
+        "command": ["train"],
+    }
+    search(asked)
+    kept = find_plan(tmp_path, "k", graph)
+    assert kept is not None
+    assert kept.plan.predicted_step_us == pytest.approx(100.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from baechi_ext.cost import scale_links
-from baechi_ext.errors import BaechiError, CaptureError
+from baechi_ext.errors import BaechiError, CaptureError, first_line
 from baechi_ext.ir import Cluster
 from baechi_ext.ir.files import write_json
 from baechi_ext.ir.made_by import MadeBy, signed
@@ -116,7 +116,7 @@ class ScriptComparison:
         except BaechiError as e:
             self._error = e
         except Exception as e:  # noqa: BLE001 - what nobody has thought of, and what the script's own step raises
-            reason = (str(e).splitlines() or [""])[0]
+            reason = first_line(e)
             self._error = CaptureError(f"{self._what} of {name} can't be compared: {type(e).__name__}: {reason}")
         finally:
             self.done = True

@@ -46,8 +46,12 @@ def costed(request: TrainRequest, graph: OpGraph, devices: Sequence[str], clock:
                 f"{request.cost_path}: the costs are of the clock {profile.clock!r}, this run's devices go by {clock!r}; "
                 "profile these devices with --costgen"
             )
-    host = host_of(request)
-    placed = attach_costs(graph, profile, contended=len(devices) > 1, host=host)
+    return with_costs(graph, profile, len(devices), host_of(request))
+
+
+def with_costs(graph: OpGraph, profile: Profile, count: int, host: Host) -> Captured:
+    """The graph with its costs on `count` devices, which one `host` or several give their work; see `attach_costs`."""
+    placed = attach_costs(graph, profile, contended=count > 1, host=host)
     return Captured(placed, attach_costs(graph, profile, host=host), profile)
 
 

@@ -127,15 +127,44 @@ def placed_results(executor: Executor, timeline: Timeline, binding: Binding, ste
 
 def exact_results(step: TrainingStep, device: torch.device, masks: "Masks") -> dict[str, Tensor] | None:
     """The results of the unplaced step in double precision, with the masks that it drew; None where it can't, or has no memory for that."""
-    masks.begin(0.0)
-    try:
+
+    def run() -> dict[str, Tensor]:
         here = step.replica(device)
         doubles = tuple(i.double() if i.is_floating_point() else i for i in here.inputs)
         here = replace(here, module=here.module.double(), inputs=doubles)
+        return results_of(EagerStep(here, torch.device("cpu")))  # which runs it where it is
+
+    return in_doubles(run, masks)
+
+
+def in_doubles(run: Callable[[], T], masks: "Masks") -> T | None:
+    """What a run in double precision comes to, with the masks that were noted; None where ops know no doubles, or there is no memory for
+    them, or it draws other masks. Generators are left as they were."""
+    masks.begin(0.0)
+    generators = RandomState()
+    try:
         with dispatched(masks.handed_out):
-            return results_of(EagerStep(here, torch.device("cpu")))  # which runs it where it is
-    except RuntimeError:
+            return run()
+    except (RuntimeError, IndexError):
         return None
+    finally:
+        generators.restore()
+
+
+def judged(
+    expected: Mapping[str, Tensor | None],
+    actual: Mapping[str, Tensor | None],
+    tolerance: float,
+    share: float,
+    exact: Callable[[], Mapping[str, Tensor | None] | None],
+) -> Parity:
+    """The parity of what a placed call comes to with the `expected`: by differences of `tolerance` or, where some are larger and there are
+    `exact` results, by how far both are from these."""
+    found = compare(expected, actual, tolerance, share=share)
+    if found.passed or any(difference.why for _, difference in found.beyond) or (doubles := exact()) is None:
+        return found
+    exactly, plain, placed = ({name: v for name, v in each.items() if v is not None} for each in (doubles, expected, actual))
+    return parity_of_kernels(exactly, plain, placed, min(tolerance, TOLERANCE["cuda"]))
 
 
 def parity_of_kernels(

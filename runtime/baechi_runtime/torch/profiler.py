@@ -27,7 +27,8 @@ from baechi_runtime.host.processor import processor
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.lowering.devices import TorchDevice, one_thread
-from baechi_runtime.torch.lowering.ops import LoweredProgram, Segment, Slots
+from baechi_runtime.torch.lowering.op_error import explained
+from baechi_runtime.torch.lowering.ops import Segment, Slots
 from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.processes.executor import Executor
 from baechi_runtime.torch.streams.executor import StreamStep
@@ -222,12 +223,14 @@ def temporary_bytes(executor: Executor, placed: PlacedStep) -> list[int]:
     """For each op, the bytes it allocated and freed again while it computed, at most at one time, beyond its outputs."""
     if executor.devices[0].peak_bytes() is not None:
         return executor.call(0, lambda: _temporary_by_allocator(placed, executor.devices[0]))
-    return _temporary_by_profiler(placed)
+    return _temporary_by_profiler(placed, executor.devices[0])
 
 
-def _run_computing(program: LoweredProgram, compute: Callable[[Segment, Slots], None]) -> None:
-    """Runs the program, whose ops `compute` computes."""
-    replace(program, segments=tuple(replace(s, compute=partial(compute, s)) for s in program.segments)).run()
+def _run_computing(placed: PlacedStep, device: TorchDevice, compute: Callable[[Segment, Slots], None]) -> None:
+    """Runs the program of a step on one device, whose ops `compute` computes. Raises OpFailure where one fails."""
+    program = placed.programs[0]
+    with explained(device.name, placed.timeline.graph):
+        replace(program, segments=tuple(replace(s, compute=partial(compute, s)) for s in program.segments)).run()
 
 
 def _temporary_by_allocator(placed: PlacedStep, device: TorchDevice) -> list[int]:
@@ -242,11 +245,11 @@ def _temporary_by_allocator(placed: PlacedStep, device: TorchDevice) -> list[int
         held = max(before, torch.cuda.memory_allocated(device.torch_device))
         found[segment.op] = max(0, (device.peak_bytes() or 0) - held)
 
-    _run_computing(placed.programs[0], compute)
+    _run_computing(placed, device, compute)
     return found
 
 
-def _temporary_by_profiler(placed: PlacedStep) -> list[int]:
+def _temporary_by_profiler(placed: PlacedStep, device: TorchDevice) -> list[int]:
     """From the allocator events of torch's profiler; in this thread, because the profiler belongs to the thread that first used it."""
     found = [0] * len(placed.programs[0].segments)
 
@@ -255,7 +258,7 @@ def _temporary_by_profiler(placed: PlacedStep) -> list[int]:
             segment.compute(slots)
 
     with one_thread(), stderr_without(_NO_NEWS), memory_profile() as profiler:
-        _run_computing(placed.programs[0], compute)
+        _run_computing(placed, device, compute)
     events = profiler_events(profiler)
     spans = sorted((e.start_ns(), e.start_ns() + e.duration_ns(), int(e.name()[3:])) for e in events if e.name().startswith("op "))
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")

@@ -107,7 +107,7 @@ def test_the_folder_of_a_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     found = RunFolder.load(tmp_path)
     report, measured = found.report, found.measured
     unseen = {op.op for op in found.graph.ops if op.id not in {seen.id for seen in measured.ops}}
-    assert unseen <= {"While", "StatelessWhile", "If", "StatelessIf"}
+    assert unseen <= {"While", "StatelessWhile", "If", "StatelessIf", "VariableShape"}  # servers may make a constant of the last
     assert any("a loop or condition runs as its parts" in note for note in measured.notes) == bool(unseen)
     assert report["model"].endswith(".train_step of reviews.py")
     assert (report["parity"]["passed"], report["parity"]["steps"], report["unplaced"]) == (True, 1, "tf.function as it is")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.cost import LinkFit, fit_link
-from baechi_ext.errors import ExecutionError, OptionError
+from baechi_ext.errors import ExecutionError, OptionError, first_line
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
 from baechi_runtime.tensorflow.servers.blocking_calls import Calls
 from baechi_runtime.tensorflow.servers.devices import Devices, Server
@@ -152,7 +152,7 @@ class _Pair:
             yield [partial(calls, run) for run in runs]
             calls(session.close)
         except tf.errors.OpError as e:
-            raise ExecutionError(self.servers.gone(1.0) or f"probing the link failed: {str(e).splitlines()[0]}") from e
+            raise ExecutionError(self.servers.gone(1.0) or f"probing the link failed: {first_line(e)}") from e
         finally:
             calls.end()
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from baechi_ext.capture.parts import NORMALISED
+from baechi_ext.capture.torch_private import dispatched
 from baechi_ext.errors import BaechiError, CaptureError, ParityError
 from baechi_ext.ir import Cluster
 from baechi_ext.ir.measured import MeasuredStep
@@ -18,7 +19,6 @@ from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.backend import Captured, PlacingBackend
 from baechi_runtime.drivers.comparison import UNPLACED
 from baechi_runtime.drivers.train_request import TrainRequest
-from baechi_runtime.measure.comparator import compare
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.parity_result import Parity, require_parity
 from baechi_runtime.measure.recording import RUNS
@@ -29,12 +29,13 @@ from baechi_runtime.torch.calls.capturing import TrainingCall, call_of_fragments
 from baechi_runtime.torch.calls.parallelize import executor_of
 from baechi_runtime.torch.calls.placed_function import LoadedFragment
 from baechi_runtime.torch.calls.recording import WARM_UP, CallRecorder
-from baechi_runtime.torch.calls.verify import normalised_by_part, restore
+from baechi_runtime.torch.calls.verify import goes_by_doubles, in_double, normalised_by_part, restore
 from baechi_runtime.torch.calls.workers import Workers, loaded_phases
 from baechi_runtime.torch.cluster import find_cluster
 from baechi_runtime.torch.lowering.devices import on_core_of
 from baechi_runtime.torch.lowering.random_state import RandomState
 from baechi_runtime.torch.measure import how_measured, measure_on, measured_peak_bytes
+from baechi_runtime.torch.parity import GRADIENT_OF, NEW_VALUE_OF, OUTPUT, Masks, in_doubles, judged
 from baechi_runtime.torch.processes.executor import Executor, ProcessExecutor
 from baechi_runtime.torch.processes.sent_timeline import timeline_from_json, timeline_to_json
 from baechi_runtime.torch.threads.executor import ThreadExecutor
@@ -47,6 +48,8 @@ T = TypeVar("T")
 Results = dict[str, Tensor]
 """Outputs and gradients, by name."""
 Run = Callable[..., Sequence[Tensor]]
+Arguments = Sequence[Sequence[Tensor]]
+"""Those of each fragment."""
 
 
 class ComparedCall:
@@ -59,35 +62,35 @@ class ComparedCall:
         self._args = [tuple(a.detach().requires_grad_(a.requires_grad) for a in f.args) for f in call.fragments]
         self._written = {(k, i): self._args[k][i].detach().clone() for k, p in enumerate(call.captured.fragments) for i in p.written}
         self._random = RandomState()
-        outputs = self._forward([f.module for f in call.fragments])
+        outputs = self._forward([f.module for f in call.fragments], self._args)
         self._tangents = _tangents({key: v for key, v in outputs.items() if v.requires_grad and v.dtype.is_floating_point})
 
     def plain(self) -> Results:
         """Run the call as it is."""
-        return self._run([f.module for f in self.call.fragments])
+        return self._run([f.module for f in self.call.fragments], self._args)
 
     def placed(self, loaded: Sequence[LoadedFragment]) -> Results:
-        return self._run([lambda *args, one=one: one.run(args) for one in loaded])
+        return self._run([lambda *args, one=one: one.run(args) for one in loaded], self._args)
 
-    def _run(self, runs: Sequence[Run]) -> Results:
-        return self._with_gradients(self._forward(runs))
+    def _run(self, runs: Sequence[Run], given: Arguments) -> Results:
+        return self._with_gradients(self._forward(runs, given), given)
 
-    def _forward(self, runs: Sequence[Run]) -> dict[tuple[int, int], Tensor]:
+    def _forward(self, runs: Sequence[Run], given: Arguments) -> dict[tuple[int, int], Tensor]:
         made: dict[tuple[int, int], Tensor] = {}
         for k, (fragment, run) in enumerate(zip(self.call.fragments, runs, strict=True)):
-            args = [made.get(fragment.links[i], a) if i in fragment.links else a for i, a in enumerate(self._args[k])]
+            args = [made.get(fragment.links[i], a) if i in fragment.links else a for i, a in enumerate(given[k])]
             made |= {(k, i): v for i, v in enumerate(run(*args))}
         return made
 
-    def _with_gradients(self, outputs: dict[tuple[int, int], Tensor]) -> Results:
+    def _with_gradients(self, outputs: dict[tuple[int, int], Tensor], given: Arguments) -> Results:
         sources: dict[str, Tensor] = {}
         for k, (fragment, part) in enumerate(zip(self.call.fragments, self.call.captured.fragments, strict=True)):
-            own = ((i, self._args[k][i]) for i in part.reached_by if i not in fragment.links and self._args[k][i].requires_grad)
+            own = ((i, given[k][i]) for i in part.reached_by if i not in fragment.links and given[k][i].requires_grad)
             sources |= {self._name(k, i): value for i, value in own}
-        roots = [(outputs[key], t) for key, t in self._tangents.items()]
+        roots = [(outputs[key], t.to(outputs[key].dtype)) for key, t in self._tangents.items()]
         values = torch.autograd.grad([r for r, _ in roots], list(sources.values()), [t for _, t in roots], allow_unused=True)
-        gradients = {f"gradient of {n}": g for n, g in zip(sources, values, strict=True) if g is not None}
-        return {f"output {i} of fragment {k}": v.detach() for (k, i), v in outputs.items()} | gradients
+        gradients = {f"{GRADIENT_OF}{n}": g for n, g in zip(sources, values, strict=True) if g is not None}
+        return {f"{OUTPUT}{i} of fragment {k}": v.detach() for (k, i), v in outputs.items()} | gradients
 
     def rewind(self) -> None:
         """Put buffers and random state back to what they were before the call."""
@@ -97,23 +100,33 @@ class ComparedCall:
     def parity(self, loaded: "Loaded", *, relaxed: bool) -> Parity:
         """The parity of outputs, gradients and buffers with those of the call as it is, from the same state; unless random numbers are
         `relaxed`, raises ParityError where these or the random state differ."""
-        captured, step = loaded.call.captured, loaded.call.step
+        captured, step, graphs = loaded.call.captured, loaded.call.step, [one.graph for one in loaded.fragments]
+        tolerance, share = limits_of(captured.fragments, step.live, parted=bool(captured.parts))
+        masks = Masks()
         self.rewind()
-        expected = self._run([one.graph for one in loaded.fragments]) | self._new_values()
+        with dispatched(masks.noted):
+            expected = self._run(graphs, self._args) | self._new_values(self._args)
         after = RandomState()
         self.rewind()
-        found = self.placed(loaded.fragments) | self._new_values()
-        tolerance, share = limits_of(captured.fragments, step.live, parted=bool(captured.parts))
-        parity = compare(expected, found, tolerance, share=share)
+        found = self.placed(loaded.fragments) | self._new_values(self._args)
+        drew_the_same = after.is_now()
+        exact = partial(self._exact, graphs, masks) if masks.are_all and goes_by_doubles(self._args[0], tolerance) else lambda: None
+        parity = judged(expected, found, tolerance, share, exact)
         if not relaxed:
             require_parity(parity)
-            if not after.is_now():
+            if not drew_the_same:
                 raise ParityError("the placed call drew other random numbers than the unplaced one")
         return parity
 
-    def _new_values(self) -> Results:
+    def _exact(self, graphs: Sequence[Run], masks: Masks) -> Results | None:
+        """The results of the call as it is, in double precision; None where that can't be had."""
+        self.rewind()
+        doubles = [tuple(map(in_double, args)) for args in self._args]
+        return in_doubles(lambda: self._run(graphs, doubles) | self._new_values(doubles), masks)
+
+    def _new_values(self, given: Arguments) -> Results:
         """Copies of what the call changes."""
-        return {f"new value of {self._name(*key)}": self._args[key[0]][key[1]].detach().clone() for key in self._written}
+        return {f"{NEW_VALUE_OF}{self._name(*key)}": given[key[0]][key[1]].detach().clone() for key in self._written}
 
     def _name(self, fragment: int, argument: int) -> str:
         name = self.call.captured.fragments[fragment].state.get(argument, f"argument {argument}")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_ext.capture.torch_private import copy_together
+from baechi_ext.errors import first_line
 from baechi_ext.simulate import Timeline
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.torch.calls.capturing import CallStep
@@ -196,7 +197,7 @@ class GraphedFragment(PhasedFragment):
             return cast(WalkTogether, together).captured(work, self._origin)
         except (RuntimeError, OpError) as e:
             cause = e.cause if isinstance(e, OpError) else e
-            self.why_not = (str(cause).splitlines() or [type(cause).__name__])[0]
+            self.why_not = first_line(cause, type(cause).__name__)
             return None
         finally:
             self._step.inputs = {}

@@ -9,7 +9,7 @@ import torch
 
 from baechi_ext.capture.torch_counts import with_counts
 from baechi_ext.capture.torch_fragments import CapturedCall
-from baechi_ext.cost import attach_costs, scale_links
+from baechi_ext.cost import scale_links
 from baechi_ext.ir import Link, OpGraph
 from baechi_ext.ir.plan import memory_violations, placement_violations
 from baechi_ext.place.common import PlanResult
@@ -17,7 +17,7 @@ from baechi_ext.place.trial import Trial
 from baechi_ext.simulate import Simulator, Timeline, simulate
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
-from baechi_runtime.drivers.costing import host_of
+from baechi_runtime.drivers.costing import host_of, with_costs
 from baechi_runtime.drivers.placement import Placement, place
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.torch.backend import costed
@@ -82,6 +82,7 @@ def begin_search(request: TrainRequest, executor: Executor, captured: CapturedCa
         "graph": prepared.to_json(),
         "profile": costs.profile.to_json(),
         "cluster": cluster.to_json(),
+        "host": host_of(request),
         "cache": str(request.cache),
         "key": key,
         "command": list(request.made_by.command),
@@ -106,10 +107,9 @@ def _placed_as_kept(request: TrainRequest, executor: Executor, captured: OpGraph
         cluster = replace(cluster, default=kept.plan.cluster.default, pairs=kept.plan.cluster.pairs)
     if cluster != kept.plan.cluster:
         return None
-    host = host_of(request)
-    single = one_device_timeline(attach_costs(captured, kept.profile, host=host), cluster.devices[0].speed)
-    splits = len(set(kept.plan.placement)) > 1
-    graph = attach_costs(captured, kept.profile, contended=len(executor.devices) > 1, host=host) if splits else single.graph
+    costs = with_costs(captured, kept.profile, len(cluster), host_of(request))
+    single = one_device_timeline(costs.alone, cluster.devices[0].speed)
+    graph = costs.graph if len(set(kept.plan.placement)) > 1 else costs.alone
     planned = _prepared(request, executor, graph)
     if placement_violations(planned, cluster, kept.plan.placement):
         return None

@@ -157,7 +157,7 @@ class CallRecorder:
             return [sum(sizes.values())]
         held = [0] * len(self._devices)
         for name, reader in self._reader.items():
-            held[self._timeline.placement[reader]] += sizes[name]
+            held[self._timeline.placement[reader]] += sizes.get(name, 0)  # the script may have let go of it
         return held
 
     def _compare_clocks(self, workers: Workers) -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from baechi_ext.cost import Profile, attach_costs
+from baechi_ext.cost import Profile
 from baechi_ext.errors import BaechiError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.made_by import MadeBy
@@ -22,6 +22,7 @@ from baechi_ext.place.common import PlaceOptions, Worth
 from baechi_ext.python_process import command_of, surroundings
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.costing import with_costs
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.torch.calls.plan_cache import KeptPlan, keep_plan
 
@@ -93,12 +94,13 @@ def is_serializable(request: PlanRequest) -> bool:
 
 
 def search(asked: dict[str, Any]) -> None:
-    """Finds the plan and keeps it. Raises what runtime.pipeline's `plan` raises."""
+    """Finds the plan and keeps it. Raises what baechi_runtime.drivers.pipeline's `plan` raises."""
     graph, request = OpGraph.from_json(asked["graph"]), plan_from_json(asked["plan"])
     profile, cluster = Profile.from_json(asked["profile"], graph), Cluster.from_json(asked["cluster"])
-    together, alone = attach_costs(graph, profile, contended=len(cluster) > 1), attach_costs(graph, profile)
-    result = pipeline.plan(together, cluster, request)
-    result = pipeline.whole_if_faster(result, together, cluster, request, one_device_timeline(alone, cluster.devices[0].speed))
+    costs = with_costs(graph, profile, len(cluster), asked["host"])
+    single = one_device_timeline(costs.alone, cluster.devices[0].speed)
+    result = pipeline.plan(costs.graph, cluster, request)
+    result = pipeline.whole_if_faster(result, costs.graph, cluster, request, single)
     kept = KeptPlan(profile, result.plan, result.notes, result.untried)
     if reason := keep_plan(Path(asked["cache"]), asked["key"], kept, MadeBy(tuple(asked["command"]))):
         raise BaechiError(reason)

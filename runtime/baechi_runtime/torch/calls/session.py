@@ -26,7 +26,7 @@ from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_ext.capture.torch_guards import guard_the_unguarded, take_raised
 from baechi_ext.capture.torch_private import inside_backward
 from baechi_ext.capture.why_not import require_uncaught
-from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, InfeasibleError, ParityError
+from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, InfeasibleError, ParityError, first_line
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.placement import Placement, is_near_least
 from baechi_runtime.host.generators import python_generators_kept
@@ -275,7 +275,7 @@ class Session:
                 self._place(large, fragment, args)
         except Exception as e:  # noqa: BLE001 - what nobody has thought of is no reason to stop a user's training
             raise_if_asked_for(e)
-            reason = f"a call of {self.name} can't be placed: {type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
+            reason = f"a call of {self.name} can't be placed: {type(e).__name__}: {first_line(e)}"
             self.give_up(e if isinstance(e, BaechiError) else CaptureError(reason), group)
         finally:
             for f in group:

@@ -18,13 +18,12 @@ from torch.nn import functional
 from baechi_ext.capture.torch_private import backward_again, dispatched
 from baechi_ext.errors import BaechiError, ParityError
 from baechi_runtime.measure.comparator import SHARE as SHARE_OF_LARGEST
-from baechi_runtime.measure.comparator import compare
 from baechi_runtime.measure.parity_result import UNPLACED_RANDOMNESS, in_json, require_parity
 from baechi_runtime.torch.calls.capturing import FULL_PRECISION
 from baechi_runtime.torch.calls.placed_function import Gradients, LoadedFragment
 from baechi_runtime.torch.lowering.devices import one_thread
 from baechi_runtime.torch.lowering.random_state import RandomState
-from baechi_runtime.torch.parity import GRADIENT_OF, NEW_VALUE_OF, OUTPUT, TOLERANCE, Masks, parity_of_kernels
+from baechi_runtime.torch.parity import GRADIENT_OF, NEW_VALUE_OF, OUTPUT, Masks, in_doubles, judged
 
 ALWAYS = 16
 """Up to this call the powers of two are verified whatever it takes; later ones, and one at random of a thousand, within SHARE of the
@@ -65,7 +64,7 @@ class Verification:
     advice: str = UNPLACED_RANDOMNESS
     """Advice about a larger one."""
     widest: float = 0.0
-    """The largest difference from exact results that was allowed, where it came to that; it is of one comparison, and widens no other."""
+    """The largest difference that was allowed, also from exact results; that is of one comparison, and widens no other."""
     max_rel_diff: float = 0.0
     compared: int = 0
     steps: int = 0
@@ -114,11 +113,8 @@ class Verification:
     ) -> None:
         """Raise ParityError, naming the tensors that differ by more than the tolerance; where there are `exact` ones, and if these are much
         farther from them than the expected ones."""
-        found = compare(expected, actual, self.tolerance, share=self.share)
-        if not found.passed and not any(difference.why for _, difference in found.beyond) and (doubles := exact()) is not None:
-            exactly, plain, placed = ({name: v for name, v in each.items() if v is not None} for each in (doubles, expected, actual))
-            found = parity_of_kernels(exactly, plain, placed, min(self.tolerance, TOLERANCE["cuda"]))
-            self.widest = max(self.widest, found.tolerance)
+        found = judged(expected, actual, self.tolerance, self.share, exact)
+        self.widest = max(self.widest, found.tolerance)
         self.max_rel_diff = max(self.max_rel_diff, found.max_rel_diff)
         self.compared += found.compared
         require_parity(found, advice=self.advice)
@@ -140,8 +136,7 @@ def verified_run(
     part, before = loaded.part, RandomState()
     kept = {i: args[i].detach().clone() for i in part.written}
     shadows = [kept[i].clone() if i in kept else a.detach().requires_grad_(a.requires_grad) for i, a in enumerate(args)]
-    # Where sums of parts, or in 16 bits, differ by more than is allowed for these, a placed call is another computation.
-    exact = _Doubles(loaded, args, kept, is_wanted=any(a.is_cuda for a in args) or verification.tolerance <= FULL_PRECISION)
+    exact = _Doubles(loaded, args, kept, is_wanted=goes_by_doubles(args, verification.tolerance))
     with one_thread(), torch.enable_grad(), exact.noting_masks():
         expected = loaded.graph(*shadows)
     after, outputs = RandomState(), part.outputs_among(expected)
@@ -187,6 +182,18 @@ def verified_run(
     return values
 
 
+def goes_by_doubles(args: Sequence[Tensor], tolerance: float) -> bool:
+    """True if rounding may be all that calls with these arguments differ by, where they differ by more than the tolerance: where sums of
+    parts, or in 16 bits, differ by more than is allowed for these, a placed call is another computation."""
+    return any(a.is_cuda for a in args) or tolerance <= FULL_PRECISION
+
+
+def in_double(value: Tensor) -> Tensor:
+    """A copy in double precision, or of the same type where it has no fractions, that needs a gradient where the value does."""
+    copy = value.detach().to(torch.float64, copy=True) if value.is_floating_point() else value.detach().clone()
+    return copy.requires_grad_(value.requires_grad)
+
+
 class _Doubles:
     """A call in double precision, with the masks of its dropout, once somebody asks for it: a placed call has other kernels than an
     unplaced one, on CUDA devices cuDNN's BatchNorm or others in TF32, on CPUs interpolation, and deep networks make much of what these
@@ -209,18 +216,10 @@ class _Doubles:
 
     def _run(self) -> tuple[Sequence[Any], list[Tensor]] | None:
         if self._found is None and self._is_wanted and self._masks.are_all:
-            doubles = [a.to(torch.float64, copy=True) if a.is_floating_point() else a.clone() for a in self._args]
-            for value, is_trained in zip(doubles, self._trained, strict=True):
-                value.requires_grad_(is_trained)
-            self._masks.begin(0.0)
-            generators = RandomState()
-            try:
-                with torch.enable_grad(), dispatched(self._masks.handed_out):
-                    self._found = self._loaded.graph(*doubles), doubles
-            except (RuntimeError, IndexError):  # ops that know no doubles, or no memory for them; other masks than were noted
-                self._is_wanted = False
-            finally:
-                generators.restore()
+            doubles = [in_double(a).requires_grad_(is_trained) for a, is_trained in zip(self._args, self._trained, strict=True)]
+            with torch.enable_grad():
+                values = in_doubles(lambda: self._loaded.graph(*doubles), self._masks)
+            self._found, self._is_wanted = None if values is None else (values, doubles), values is not None
         return self._found
 
     def gradients(self, names: Mapping[int, str], tangents: Mapping[int, Tensor]) -> dict[str, Any] | None:

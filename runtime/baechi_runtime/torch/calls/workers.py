@@ -23,7 +23,7 @@ from torch import Tensor
 
 from baechi_ext.capture.torch_fragments import OUTPUTS, CapturedCall
 from baechi_ext.capture.torch_private import dense_parts, no_view
-from baechi_ext.errors import BaechiError, ExecutionError, OptionError, ParityError
+from baechi_ext.errors import BaechiError, ExecutionError, OptionError, ParityError, first_line
 from baechi_ext.ir.plan import Plan
 from baechi_ext.place.common import PlanResult
 from baechi_ext.place.trial import Trial
@@ -39,7 +39,7 @@ from baechi_runtime.torch.calls.phases import PhasedFragment, Phases
 from baechi_runtime.torch.calls.placing import place_call
 from baechi_runtime.torch.lowering.autocast import without_autocast
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers
-from baechi_runtime.torch.lowering.op_error import OpError
+from baechi_runtime.torch.lowering.op_error import explained
 from baechi_runtime.torch.lowering.ops import LoweredProgram, Slots, StepContext
 from baechi_runtime.torch.processes.channels import LostPeerError, Phase, channels_of
 from baechi_runtime.torch.processes.environment import is_worker, worker_place
@@ -180,7 +180,7 @@ class Workers:
             exchange()
         except RuntimeError as e:
             raise LostPeerError(
-                f"worker {self.group.rank} gave up waiting for another one ({str(e).splitlines()[0][-120:]}); check whether all workers "
+                f"worker {self.group.rank} gave up waiting for another one ({first_line(e)[-120:]}); check whether all workers "
                 "still run, and whether they make the same calls in the same order"
             ) from e
 
@@ -310,13 +310,11 @@ class WorkerFragment(Phases):
         workers, (slots,), (_, programs, _) = self._workers, kept, self._programs[0]
         self._agree(phase, args)
         start = time.process_time_ns()
-        try:
+        with explained(workers.device.name, self._timeline.graph):
             for post in self._channels[phase].at_start:
                 post(slots)
             self._program(programs, phase, skipped).run(slots)
             self._channels[phase].finish()
-        except OpError as e:
-            raise ExecutionError(e.explain(workers.device.name, self._timeline.graph)) from e.cause
         for write in programs[phase].writes:
             write(slots)
         busy_us = (time.process_time_ns() - start) / 1000

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from baechi_ext.capture.torch_private import hold_stream
-from baechi_ext.errors import ExecutionError, MissingBackendError
+from baechi_ext.errors import ExecutionError, MissingBackendError, first_line
 from baechi_runtime.host.host_memory import usable_bytes
 from baechi_runtime.host.processor import available_cores
 from baechi_runtime.host.variables import number_of
@@ -172,7 +172,7 @@ class CudaDevice(TorchDevice):
             for stream in self.streams:
                 stream.synchronize()
         except RuntimeError as e:  # of a kernel, found only now
-            raise ExecutionError(f"device {self.name} failed: {type(e).__name__}: {str(e).splitlines()[0]}") from e
+            raise ExecutionError(f"device {self.name} failed: {type(e).__name__}: {first_line(e)}") from e
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

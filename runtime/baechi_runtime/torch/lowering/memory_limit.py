@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from baechi_ext.errors import ExecutionError
+from baechi_ext.errors import ExecutionError, first_line
 from baechi_runtime.host import process_memory
 
 try:
@@ -90,7 +90,7 @@ def loading(what: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError) as e:
-        reason = (str(e).splitlines() or ["no more memory"])[0]
+        reason = first_line(e, "no more memory")
         raise ExecutionError(
             f"out of memory while {what} was loaded: {reason}; use more devices or a smaller batch, or end what else holds memory there"
         ) from e

@@ -1,11 +1,13 @@
 """Explains the failure of an op on a device: which op, what happened, and, where memory ran out, what was held."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from baechi_ext.capture.torch_private import dense_parts
+from baechi_ext.errors import ExecutionError, first_line
 from baechi_ext.ir.op_graph import OpGraph
 
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "Cannot allocate memory")
@@ -29,7 +31,7 @@ class OpError(Exception):
         `limit_bytes` is what the device may hold, where that is kept; `held` is what it holds whether a step runs or not, by name.
         """
         where = "writing back buffers" if self.op is None else f"op {graph.ops[self.op].id!r}"
-        reason = (str(self.cause).splitlines() or [""])[0]
+        reason = first_line(self.cause)
         if isinstance(self.cause, (MemoryError, torch.OutOfMemoryError)) or any(words in str(self.cause) for words in _OUT_OF_MEMORY):
             limit = "" if limit_bytes is None else f" (its limit is {limit_bytes:.0f} bytes, and the step takes more than its profile says)"
             live = in_words(self.live | storages_of((held or {}).items()))
@@ -38,6 +40,19 @@ class OpError(Exception):
                 "profile again without --cost_path, use more devices, or a smaller batch"
             )
         return f"device {device} failed in {where}: {type(self.cause).__name__}: {reason}"
+
+
+class OpFailure(ExecutionError):
+    """An op raised; the other devices' errors are its echo."""
+
+
+@contextlib.contextmanager
+def explained(device: str, graph: OpGraph) -> Iterator[None]:
+    """Raises OpFailure where an op of the graph's fails on the device."""
+    try:
+        yield
+    except OpError as e:
+        raise OpFailure(e.explain(device, graph)) from e.cause
 
 
 _NAMED = 3

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from baechi_ext.errors import MissingBackendError
+from baechi_ext.errors import MissingBackendError, first_line
 from baechi_runtime.torch.lowering.devices import CudaDevice, cuda_found
 
 GPU = 0
@@ -50,7 +50,7 @@ def split_gpu(parts: int) -> list[CudaDevice]:
     try:
         streams = _green_streams(parts, max(1, multiprocessors // parts))
     except (ImportError, AttributeError, RuntimeError) as e:
-        reason = (str(e).splitlines() or [type(e).__name__])[0]
+        reason = first_line(e, type(e).__name__)
         note = f"{parts} streams of one GPU, which share its {multiprocessors} multiprocessors ({reason})"
         return [GpuPart(i, parts, note) for i in range(parts)]
     sizes = ", ".join(str(size) for _, size in streams)

@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 
 from baechi_ext.capture.torch_joint import Binding
-from baechi_ext.errors import ExecutionError
+from baechi_ext.errors import ExecutionError, first_line
 from baechi_ext.simulate import Timeline, Transfer
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.ops import TOKEN, Exchange
@@ -124,7 +124,7 @@ def in_order_of_ends(timeline: Timeline) -> list[int]:
 
 def reason(error: RuntimeError) -> str:
     """The end of an error's message."""
-    return str(error).splitlines()[0][-120:]
+    return first_line(error)[-120:]
 
 
 class Going:

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
-from baechi_ext.errors import BaechiError, ExecutionError, FileError
+from baechi_ext.errors import BaechiError, ExecutionError, FileError, first_line
 from baechi_ext.ir import OpGraph
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
@@ -69,7 +69,8 @@ class ProcessStep:
         if self._seeded_rank:
             device.set_random_state(decoded(others[self._seeded_rank - 1]["random_state"]))
         if loss is None:
-            loss = torch.tensor(next(a["loss"] for a in others if a["loss"] is not None))
+            value, dtype = next(a["loss"] for a in others if a["loss"] is not None)
+            loss = torch.tensor(value, dtype=getattr(torch, dtype))
         return loss, StepTimes(wall_us, (busy_us, *(a["busy_us"] for a in others)))
 
     def gather(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -168,7 +169,7 @@ class ProcessExecutor:
         except LostPeerError as e:
             raise self.group.first_failure() or e from e
         except RuntimeError as e:  # of torch.distributed, whose peer is gone
-            raise self.group.first_failure() or ExecutionError((str(e).splitlines() or [""])[0]) from e
+            raise self.group.first_failure() or ExecutionError(first_line(e)) from e
         return found, [answer["value"] for answer in self.group.answers()]
 
     def memory_bytes(self) -> list[int]:
@@ -294,7 +295,7 @@ def follow(group: WorkerGroup, device: TorchDevice, captured: RankCapture | None
 
 def _answered(group: WorkerGroup, error: Exception) -> ExecutionError:
     """Tells rank 0 of an error, as far as it can still be told; returns the error to raise here."""
-    reason = (str(error).splitlines() or [""])[0]
+    reason = first_line(error)
     text = reason if isinstance(error, BaechiError) else f"{type(error).__name__}: {reason}"
     with contextlib.suppress(RuntimeError):  # rank 0 is gone
         group.answer({"error": text, "echo": isinstance(error, LostPeerError)})
@@ -352,7 +353,8 @@ class _Rank:
             self._device.set_random_state(decoded(command["random_state"]))
         loss, busy_us = self._part(command).run()
         state = encoded(self._device.random_state()) if mine else None
-        return {"loss": None if loss is None else loss.item(), "busy_us": busy_us, "random_state": state}
+        value = None if loss is None else (loss.item(), str(loss.dtype).removeprefix("torch."))
+        return {"loss": value, "busy_us": busy_us, "random_state": state}
 
     def _gather(self, command: dict[str, Any]) -> None:
         self._part(command).gathered()
@@ -365,7 +367,7 @@ class _Rank:
                 placed = executor.load(one_device_timeline(captured.graph), captured.binding, captured.make_step())
                 placed.programs[0].run()
                 group.store.set(_begun(until, group.rank), "")
-                run_until(placed.programs[0], lambda: group.store.check([until]))
+                run_until(placed, self._device, lambda: group.store.check([until]))
 
 
 def _begun(enough: str, rank: int) -> str:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from baechi_ext.capture.torch_joint import Binding
-from baechi_ext.errors import ExecutionError
+from baechi_ext.errors import ExecutionError, first_line
 from baechi_ext.simulate import Timeline
 from baechi_runtime.files.checkpoint_folder import Shard, verify_shard
 from baechi_runtime.host import process_memory
@@ -123,7 +123,7 @@ class RankPart:
                 held = held_tensors(self.owned, self.step.state(), self.optimizers)
                 raise ExecutionError(e.explain(self.device.name, self.timeline.graph, self.memory_bytes, held)) from e.cause
             except RuntimeError as e:  # of a kernel, found only now
-                raise ExecutionError(f"device {self.device.name} failed: {type(e).__name__}: {(str(e).splitlines() or [''])[0]}") from e
+                raise ExecutionError(f"device {self.device.name} failed: {type(e).__name__}: {first_line(e)}") from e
         if timer is not None:
             self.busy_us = timer.busy_us()
         elif self.on_host:

@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from baechi_ext.capture.torch_private import abort_process_group, take_groups_from_meshes
-from baechi_ext.errors import ExecutionError
+from baechi_ext.errors import ExecutionError, first_line
 from baechi_runtime.host.interrupts import ended_at_once, leave_to_others
 from baechi_runtime.torch.processes import environment, heartbeat
 from baechi_runtime.torch.processes.crash_log import CrashLog
@@ -96,7 +96,7 @@ class WorkerGroup:
         except (RuntimeError, ValueError) as e:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise ExecutionError(
-                f"the workers could not meet at {address} within {timeout_seconds:g} s: {str(e).splitlines()[0]}; "
+                f"the workers could not meet at {address} within {timeout_seconds:g} s: {first_line(e)}; "
                 "check whether the port is free and every worker was started"
             ) from e
         return cls(rank, size, own, timeout_seconds, crash, local_size, tagged, lines=lines, process_group=dist.group.WORLD, quiet=quiet)

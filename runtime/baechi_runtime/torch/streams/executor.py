@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
-from baechi_ext.errors import ExecutionError
+from baechi_ext.errors import ExecutionError, first_line
 from baechi_ext.simulate import Timeline
 from baechi_runtime.files.checkpoint_folder import Shard
 from baechi_runtime.measure.device_speeds import Pace
@@ -114,7 +114,7 @@ class StreamStep(PlacedStep):
         except (RuntimeError, OpError) as e:
             cause = e.cause if isinstance(e, OpError) else e
             where = f"op {self.timeline.graph.ops[e.op].id!r}: " if isinstance(e, OpError) and e.op is not None else ""
-            self.why_not = where + (str(cause).splitlines() or [type(cause).__name__])[0]
+            self.why_not = where + first_line(cause, type(cause).__name__)
         else:
             self._slots = slots
 

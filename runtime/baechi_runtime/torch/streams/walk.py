@@ -14,10 +14,9 @@ import torch
 from baechi_ext.errors import BaechiError
 from baechi_ext.simulate import Timeline
 from baechi_runtime.torch.lowering.devices import CudaDevice
-from baechi_runtime.torch.lowering.op_error import OpError
+from baechi_runtime.torch.lowering.op_error import OpError, OpFailure
 from baechi_runtime.torch.lowering.ops import Action, LoweredProgram, Segment, Slots
 from baechi_runtime.torch.lowering.program import moves_nothing
-from baechi_runtime.torch.threads.executor import OpFailure
 
 WARM_UP_STEPS = 3
 """The first step makes what ops make once (workspaces, optimizer states); in the others ops are timed, the second time as the host was seen

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar, cast
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
-from baechi_ext.errors import BaechiError, ExecutionError
+from baechi_ext.errors import BaechiError, ExecutionError, first_line
 from baechi_ext.ir import OpGraph
 from baechi_ext.simulate import Timeline
 from baechi_runtime.files.checkpoint_folder import Shard, verify_shard
@@ -29,7 +29,7 @@ from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.checkpoint import homes, living_on, read_shards, write_shard
 from baechi_runtime.torch.lowering.devices import TorchDevice, memory_bytes
 from baechi_runtime.torch.lowering.link_player import Player, Wait, fitted, play_pace
-from baechi_runtime.torch.lowering.op_error import OpError
+from baechi_runtime.torch.lowering.op_error import OpFailure, explained
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Lowering, Slots, StepContext
 from baechi_runtime.torch.lowering.program import cut
 from baechi_runtime.torch.threads.accounting import counting, resident_bytes
@@ -123,10 +123,6 @@ class Mailboxes:
         self._aborted = True
         for box in self._boxes.values():
             box.put(None)
-
-
-class OpFailure(ExecutionError):
-    """An op raised; the other devices' errors are its echo."""
 
 
 class PlacedStep:
@@ -306,10 +302,10 @@ class ThreadExecutor:
         return [Lowering(context, self.devices[i], i).lower(program) for i, program in enumerate(cut(timeline))]
 
     def call(self, device: int, function: Callable[[], T]) -> T:
-        """Runs a function in a device's thread and returns its value; raises what it raises."""
+        """Runs a function in a device's thread and returns its value. Raises ExecutionError where that raises what is none of ours."""
         answer = self._workers[device].submit(self._submitted(device, function))
         if (error := self._error(device, answer)) is not None:
-            raise error
+            raise _first_cause(self.devices, [(device, error)])
         return answer.result()
 
     @contextlib.contextmanager
@@ -325,7 +321,7 @@ class ThreadExecutor:
         enough = threading.Event()
         loaded = [self.load(timeline, binding, step.replica("cpu")) for _ in range(companions)]
         helpers = range(1, companions + 1)
-        tasks = [partial(run_until, placed.programs[0], enough.is_set) for placed in loaded]
+        tasks = [partial(run_until, placed, self.devices[i], enough.is_set) for i, placed in zip(helpers, loaded, strict=True)]
         with self._turn:
             pending = [self._workers[i].submit(task) for i, task in zip(helpers, tasks, strict=True)]
             try:
@@ -444,20 +440,19 @@ def _nothing() -> None:
 
 def busy_us(device: TorchDevice, graph: OpGraph, run: Callable[[], object]) -> float:
     """Microseconds that a device takes to run a program of the graph's. Raises OpFailure where an op of it fails."""
-    try:
+    with explained(device.name, graph):
         start = device.mark()
         run()
         end = device.mark()
         device.synchronize()
-    except OpError as e:
-        raise OpFailure(e.explain(device.name, graph)) from e.cause
     return device.elapsed_us(start, end)
 
 
-def run_until(program: LoweredProgram, enough: Callable[[], bool]) -> None:
-    """Runs a program over and over, until `enough()`."""
-    while not enough():
-        program.run()
+def run_until(placed: PlacedStep, device: TorchDevice, enough: Callable[[], bool]) -> None:
+    """Runs a step of one device over and over, until `enough()`. Raises OpFailure where an op of it fails."""
+    with explained(device.name, placed.timeline.graph):
+        while not enough():
+            placed.programs[0].run()
 
 
 def _first_cause(devices: Sequence[TorchDevice], errors: Sequence[tuple[int, BaseException]]) -> BaseException:
@@ -465,7 +460,6 @@ def _first_cause(devices: Sequence[TorchDevice], errors: Sequence[tuple[int, Bas
     index, error = min(errors, key=lambda item: isinstance(item[1], ExecutionError) and not isinstance(item[1], OpFailure))
     if isinstance(error, (BaechiError, KeyboardInterrupt, SystemExit)):
         return error
-    reason = (str(error).splitlines() or [""])[0]
-    wrapped = ExecutionError(f"device {devices[index].name} failed: {type(error).__name__}: {reason}")
+    wrapped = ExecutionError(f"device {devices[index].name} failed: {type(error).__name__}: {first_line(error)}")
     wrapped.__cause__ = error
     return wrapped
