@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from baechi_ext.capture.torch_private import needed
+from baechi_ext.capture.torch_private import distributions_unchecked, needed
 
 if TYPE_CHECKING:
     import torch
@@ -150,7 +150,8 @@ def traced(module: "torch.nn.Module", backend: Callable[..., Any] | str) -> Call
         from torch._dynamo.trace_rules import check
     call = wrap_inline(module._call_impl) if check(type(module).forward) else module._call_impl
     counted: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
-    compiled: Callable[..., Any] = torch.compile(call, backend=backend, dynamic=False, **counted)
+    with distributions_unchecked():  # torch.compile takes their checks away for good
+        compiled: Callable[..., Any] = torch.compile(call, backend=backend, dynamic=False, **counted)
     return compiled
 
 

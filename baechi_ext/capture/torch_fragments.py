@@ -11,7 +11,6 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.module_names import classes_of_modules
@@ -78,6 +77,9 @@ class CapturedFragment:
     """The same of outputs that it reads."""
     gradients_of: Mapping[int, frozenset[int]]
     """Op of the backward pass -> the outputs whose gradients it goes on with."""
+    heads: tuple[frozenset[int], ...]
+    """The outputs whose gradients count, in groups behind which no op of the backward pass is the same that reads what is kept for it: each
+    may have a backward pass of its own, and frees that."""
     draws_on: "torch.device | None"
     """The device from whose generator it draws random numbers as the user's code runs it; None: it draws none."""
     devices: "tuple[torch.device, ...]"
@@ -92,15 +94,6 @@ class CapturedFragment:
     @property
     def trains(self) -> bool:
         return any(self.differentiable)
-
-    @cached_property
-    def heads(self) -> tuple[frozenset[int], ...]:
-        """The outputs, in groups that have no argument in common that is trained: each may have a backward pass of its own."""
-        found: list[frozenset[int]] = []
-        for outputs in filter(None, set(self.reached_by.values())):
-            apart = [head for head in found if head.isdisjoint(outputs)]
-            found = [*apart, outputs.union(*(head for head in found if head not in apart))]
-        return tuple(found)
 
     def outputs_among(self, values: "Sequence[torch.Tensor]") -> "dict[int, torch.Tensor]":
         """Output -> its value, of what the fragment returns; of one that is only seen through views, what they look at."""
@@ -379,6 +372,7 @@ class _FragmentsBuilder(_Builder):
             saved_args=saved_args,
             saved_outputs=saved_outputs,
             gradients_of={v: read[node] for v in backward_ops if (node := self.bound[v].node) in read},
+            heads=_heads(nodes),
             draws_on=next(iter(self.traced[k].drawn_on), None),
             devices=self.traced[k].devices,
             homes=frozenset((*self.traced[k].devices, *(a.device for a in fragment.args))),
@@ -461,6 +455,16 @@ def _outputs_behind(nodes: _Nodes) -> "dict[fx.Node, frozenset[int]]":
     for node in nodes.calls:
         found[node] = frozenset().union(*(found.get(n, frozenset()) for n in node.all_input_nodes))
     return found
+
+
+def _heads(nodes: _Nodes) -> tuple[frozenset[int], ...]:
+    """See CapturedFragment. What adds up gradients of a weight that several outputs are computed with reads nothing else."""
+    outputs_of, found = _outputs_behind(nodes), [frozenset((i,)) for i in nodes.tangents]
+    reading = {outputs_of[n] for n in nodes.calls if any(not outputs_of.get(read) for read in n.all_input_nodes)}
+    for outputs in sorted(filter(None, reading), key=len):
+        apart = [head for head in found if head.isdisjoint(outputs)]
+        found = [*apart, outputs.union(*(head for head in found if head not in apart))]
+    return tuple(found)
 
 
 def _reached_by(nodes: _Nodes, arguments: Mapping[str, int]) -> dict[int, frozenset[int]]:

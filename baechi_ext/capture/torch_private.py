@@ -139,7 +139,7 @@ def with_node_notes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def distributions_unchecked() -> Iterator[None]:
-    """torch.distributions checks values by branches, on which nothing that it computes depends."""
+    """torch.distributions checks values by branches, on which nothing that it computes depends; behind this it does so as before."""
     from torch.distributions import Distribution
 
     checked = Distribution._validate_args
@@ -148,6 +148,13 @@ def distributions_unchecked() -> Iterator[None]:
         yield
     finally:
         Distribution.set_default_validate_args(checked)
+
+
+def casts_all(graph: "fx.GraphModule") -> bool:
+    """True if no region of a traced function switches autocast off."""
+    import torch
+
+    return all(node.args[2] for node in graph.graph.find_nodes(op="call_function", target=torch.amp.autocast_mode._enter_autocast))
 
 
 def arguments_by_name(node: "fx.Node") -> dict[str, Any]:

@@ -5,6 +5,7 @@ import copy
 import functools
 import importlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import baechi_ext
 from tests.runtime.placed_modules import place, report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -132,3 +134,59 @@ def test_numpy_of_numbers_breaks_no_graph() -> None:
     model = place(Scaled(lambda: np.sqrt(8)))
     trained(model)
     assert not report(model).graph_breaks
+
+
+def test_distributions_are_checked_outside_of_placed_calls() -> None:
+    """torch.compile switches the checks off for good, in the whole process."""
+    net = place(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)))
+    for _ in range(3):
+        net(torch.randn(5, 6)).sum().backward()
+    assert report(net).placed_steps == 2
+    with pytest.raises(ValueError, match="invalid values"):
+        torch.distributions.Categorical(logits=net(torch.full((5, 6), float("nan"))))
+
+
+def test_a_copy_of_a_modules_attributes_is_a_module_of_its_own() -> None:
+    """As libraries for meta-learning make them."""
+    net = place(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)))
+    twin = net.__new__(type(net))
+    twin.__dict__ = net.__dict__.copy()
+    twin._modules = {name: copy.deepcopy(layer) for name, layer in net._modules.items()}
+    for parameter in twin.parameters():
+        parameter.data.zero_()
+    for _ in range(3):
+        net(torch.randn(5, 6)).sum().backward()
+        assert not twin(torch.randn(5, 6)).any()
+    assert report(net).placed_steps == 2
+
+
+def test_a_module_that_is_let_go_of_ends_where_the_next_one_is_placed() -> None:
+    net = place(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)))
+    for _ in range(3):
+        net(torch.randn(5, 6)).sum().backward()
+    gone = weakref.ref(net)
+    del net
+    place(nn.Linear(6, 8))
+    assert gone() is None
+
+
+def test_a_class_that_comes_from_a_placed_one_is_placed_once() -> None:
+    @baechi_ext.parallelize(devices=2, method="random", keep_placed=True)
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)
+
+    @baechi_ext.parallelize(devices=2, method="random", keep_placed=True)
+    class Second(First):
+        pass
+
+    second, compiled = Second(), First()
+    compiled.compile(backend="eager")
+    for _ in range(3):
+        second(torch.randn(5, 6)).sum().backward()
+        compiled(torch.randn(5, 6)).sum().backward()
+    assert report(second).placed_steps == 2

@@ -132,3 +132,39 @@ def test_nothing_runs_back_from_an_output_that_the_loss_leaves_out(parts: int, s
     for found, parameter in zip(train(placed), expected, strict=True):
         torch.testing.assert_close(found, parameter)
     assert report(placed).placed_steps == 5
+
+
+class Siamese(nn.Module):
+    """One net that two inputs go through one after the other: outputs that share weights, and no values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 4))
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return self.net(a), self.net(b)
+
+
+def test_outputs_that_share_weights_alone_have_a_backward_pass_each() -> None:
+    torch.manual_seed(0)
+    model = Siamese()
+
+    def trained_apart(module: nn.Module) -> list[Tensor]:
+        torch.manual_seed(1)
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        for _ in range(6):
+            optimizer.zero_grad()
+            for output in module(torch.randn(5, 6), torch.randn(5, 6)):
+                output.square().mean().backward()
+            optimizer.step()
+        return list(module.parameters())
+
+    expected = trained_apart(copy.deepcopy(model))
+    placed = place(model)
+    torch.testing.assert_close(trained_apart(placed), expected)
+    assert report(placed).placed_steps == 5
+    first, second = placed(torch.randn(5, 6), torch.randn(5, 6))
+    first.sum().backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        first.sum().backward()
+    second.sum().backward()

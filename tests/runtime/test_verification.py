@@ -331,6 +331,46 @@ def test_gradients_of_a_weight_that_is_read_again_under_autocast_are_added_up_as
     assert baechi_ext.report(model).verified.max_rel_diff == 0
 
 
+class CastsApart(nn.Module):
+    """The head computes in full precision whatever autocast says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(16, 64), nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.body(x))
+        with torch.autocast("cpu", enabled=False):
+            return self.head(hidden.float())
+
+
+def test_a_region_without_autocast_goes_backward_under_autocast_as_unplaced(one_thread: None) -> None:
+    def trained(model: nn.Module) -> list[Tensor]:
+        torch.manual_seed(0)
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16):
+                model(torch.randn(8, 16)).square().sum().backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    torch.manual_seed(0)
+    model = CastsApart()
+    placed = baechi_ext.parallelize(copy.deepcopy(model), devices=2, method="random", keep_placed=True, verify_steps=0)
+    assert all(map(torch.equal, trained(placed), trained(model)))
+    assert CASTS in baechi_ext.report(placed).refusal
+
+
+def test_a_call_that_draws_nothing_leaves_the_generators_alone(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread, which makes batches, may draw from them just then."""
+    model = baechi_ext.parallelize(nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 8)), devices=2, method="random", keep_placed=True)
+    model(torch.randn(8, 16)).sum().backward()
+    model(torch.randn(8, 16)).sum().backward()
+    restored = []
+    monkeypatch.setattr(RandomState, "restore", lambda state: restored.append(state))
+    model(torch.randn(8, 16)).sum().backward()
+    assert baechi_ext.report(model).verified.steps == 2
+    assert not restored
+
+
 def test_what_only_a_backward_pass_casts_is_cast_as_unplaced(one_thread: None) -> None:
     def trained(model: nn.Module) -> list[Tensor]:
         torch.manual_seed(0)

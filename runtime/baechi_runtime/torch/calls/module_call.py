@@ -1,5 +1,8 @@
 """The calls of one module, compiled in place: the object, its type, hooks, `state_dict` and attributes stay the user's own."""
 
+import gc
+import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -27,12 +30,17 @@ ELSEWHERE = "another thread was tracing"
 _CALL = "_compiled_call_impl"
 """The attribute of a module that nn.Module.__call__ asks for another call. It is set past the module's own `__setattr__`."""
 
+_LIVING: "weakref.WeakSet[ModuleCall]" = weakref.WeakSet()
+
 
 class ModuleCall:
     """Stands in for the call of `module`; `ordinary` is the original call."""
 
     def __init__(self, module: nn.Module, ordinary: Callable[..., Any], settings: Settings) -> None:
         watch_compiles()
+        if _LIVING:
+            gc.collect()  # a module and its call hold each other: what the script let go of would stay in memory beside the next
+        _LIVING.add(self)
         self.session = Session(settings, type(module).__name__, module)
         self._module = module
         self._ordinary = ordinary
@@ -42,6 +50,9 @@ class ModuleCall:
         """True while parameters or buffers may still lack their shapes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        called = sys._getframe(1).f_locals.get("self")  # a copy made by `copy.__dict__ = module.__dict__.copy()` comes here, too
+        if isinstance(called, nn.Module) and called is not self._module and call_of(called) is self:
+            return called._call_impl(*args, **kwargs)
         session, why = self.session, self._why_not()
         if why:
             session.count_plain(why)

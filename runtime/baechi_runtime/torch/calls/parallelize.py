@@ -27,7 +27,7 @@ from baechi_runtime.host.generators import python_generators_kept
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.torch.calls.call_report import report_of
 from baechi_runtime.torch.calls.fragments import Settings
-from baechi_runtime.torch.calls.module_call import ModuleCall, call_of, place_in, take_out
+from baechi_runtime.torch.calls.module_call import ModuleCall, call_of, compiled_by_others, place_in, take_out
 from baechi_runtime.torch.calls.workers import join_workers, several_workers
 from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice, cpu_devices, cuda_devices
 from baechi_runtime.torch.streams.executor import executor_of as streams_or_threads
@@ -223,7 +223,8 @@ def _placed_class(target: type[nn.Module], options: ParallelizeOptions) -> type[
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self not in known:
             known.add(self)
-            place_in(self, options.settings())
+            if options.strict or not compiled_by_others(self):  # the class that it comes from may have been given, too
+                place_in(self, options.settings())
         return ordinary(self, *args, **kwargs)
 
     target.__call__ = call  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ Gradients = Mapping[int, Tensor]
 Check = Callable[[Sequence[Tensor | None], Gradients], Gradients]
 """Checks a call's gradients, made from those of its outputs; returns those to use."""
 ASKED_FOR = "it returns what it also computes with, and a hook, retain_grad() or torch.autograd.grad asks for a gradient of that"
-CASTS = "its backward pass runs under autocast, its forward pass did not"
+CASTS = "its backward pass runs under autocast, its forward pass, or a part of that, did not"
 _TIMES = 200
 
 
@@ -46,6 +46,8 @@ class LoadedFragment:
     recorder: CallRecorder | None = None
     counted: tuple[int, ...] = ()
     """Arguments that it changes and of whose changes autograd keeps count: buffers, but for what BatchNorm averages."""
+    casts: bool = True
+    """False where a region of it switches autocast off."""
     failed: Callable[[BaechiError], None] | None = None
     """Told why a backward pass ran unplaced; raises where that is not wanted."""
 
@@ -99,7 +101,7 @@ class _Call:
     def backward(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         tangents = self.apart.taken_in(tangents)
         heads = self._heads_of(tangents)
-        casts = any(torch.is_autocast_enabled(kind) and not did for kind, _, did in self.autocast)
+        casts = any(torch.is_autocast_enabled(kind) and not (did and self.loaded.casts) for kind, _, did in self.autocast)
         if casts and self.loaded.failed is not None:
             self.loaded.failed(CaptureError(CASTS))
         if casts or torch.is_grad_enabled() or self.apart.asked_for or are_batched(tangents):

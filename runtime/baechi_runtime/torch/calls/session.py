@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 from baechi_ext.capture.torch_dynamo import module_classes, sees_single_ops, skip_frame, skip_guarded_frame
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_ext.capture.torch_guards import guard_the_unguarded, take_raised
-from baechi_ext.capture.torch_private import inside_backward
+from baechi_ext.capture.torch_private import casts_all, inside_backward
 from baechi_ext.capture.why_not import require_uncaught
 from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, InfeasibleError, ParityError, first_line
 from baechi_ext.simulate import Timeline
@@ -412,7 +412,7 @@ class Session:
         f.group = group
         failed = None if self._several() else partial(self.give_up, members=group.members)
         graph = normalised_by_part(f.graph, part.normalised)
-        f.loaded = LoadedFragment(part, phases, graph, recorder=recorder, failed=failed, counted=f.counted)
+        f.loaded = LoadedFragment(part, phases, graph, recorder=recorder, counted=f.counted, casts=casts_all(f.graph), failed=failed)
 
     def _run_loaded(self, fragment: LiveFragment, group: PlacedGroup, loaded: LoadedFragment, args: Sequence[Tensor]) -> Any:
         if not group.ran or id(fragment) in group.ran:

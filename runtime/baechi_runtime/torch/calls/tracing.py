@@ -23,6 +23,7 @@ from baechi_ext.capture.torch_dynamo import (
     without_limits_logged,
 )
 from baechi_ext.capture.torch_guards import take_raised
+from baechi_ext.capture.torch_private import distributions_unchecked
 from baechi_ext.capture.why_not import place_of
 from baechi_runtime.host.interrupts import PutOff, raise_if_asked_for
 
@@ -95,7 +96,11 @@ def _hush(stack: ExitStack) -> None:
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf|Dynamo does not know how to trace")
 
 
-_SETTINGS, _QUIET = _Shared(_set), _Shared(_hush)
+def _leave_unchecked(stack: ExitStack) -> None:
+    stack.enter_context(distributions_unchecked())
+
+
+_SETTINGS, _QUIET, _UNCHECKED = _Shared(_set), _Shared(_hush), _Shared(_leave_unchecked)
 
 
 class _Entered:
@@ -140,16 +145,19 @@ def _ended(_: object) -> None:
 
 @contextmanager
 def traced_for_us(log: TraceLog) -> Iterator[None]:
-    """While it is entered, Dynamo traces in this thread by our settings, and `log` is told of it."""
+    """While it is entered, Dynamo traces in this thread by our settings, and `log` is told of it. torch.distributions checks nothing then,
+    as it doesn't wherever torch.compile was called: each check would be a graph break."""
     if not hasattr(_here, "entered"):
         run_beside_traces()
     compile_callbacks(_begun, _ended)  # torch._dynamo.reset() takes them away
     outer, entered = getattr(_here, "entered", None), _Entered()
     _here.entered = entered
     await_trace()
+    _UNCHECKED.enter()
     try:
         yield
     finally:
+        _UNCHECKED.leave()
         _here.entered = outer
         entered.end()
         if entered.position is not None:

@@ -133,14 +133,16 @@ def verified_run(
     generators are as before the call, and it is run as it is. Where gradients differ, those of the unplaced call are used.
     """
     begun = time.monotonic()
-    part, before = loaded.part, RandomState()
+    part = loaded.part
+    before = None if part.draws_on is None else RandomState()  # which another thread, that makes batches, may draw from now
     kept = {i: args[i].detach().clone() for i in part.written}
     shadows = [kept[i].clone() if i in kept else a.detach().requires_grad_(a.requires_grad) for i, a in enumerate(args)]
     exact = _Doubles(loaded, args, kept, is_wanted=goes_by_doubles(args, verification.tolerance))
     with one_thread(), torch.enable_grad(), exact.noting_masks():
         expected = loaded.graph(*shadows)
-    after, outputs = RandomState(), part.outputs_among(expected)
-    before.restore()
+    after, outputs = None if before is None else RandomState(), part.outputs_among(expected)
+    if before is not None:
+        before.restore()
     spent = time.monotonic() - begun
 
     def compared(tangents: Sequence[Tensor | None], gradients: Gradients) -> Gradients:
@@ -172,7 +174,7 @@ def verified_run(
             return {f"{OUTPUT}{i}": v for i, v in enumerate(outputs)} | _named(written, dict(enumerate(new)))
 
         verification.require(named(expected, shadows), named(values, args), lambda: exact.results(named))
-        if not after.is_now():
+        if after is not None and not after.is_now():
             raise ParityError("the placed call drew other random numbers than the unplaced one")
     except BaechiError as e:
         restore(args, kept, before)
@@ -264,11 +266,12 @@ class _ByPart(fx.Interpreter):
         return torch.cat([target(part, **(others if k else given)) for k, part in enumerate(parts)])
 
 
-def restore(args: Sequence[Tensor], kept: Mapping[int, Tensor], generators: RandomState) -> None:
+def restore(args: Sequence[Tensor], kept: Mapping[int, Tensor], generators: RandomState | None) -> None:
     """Put changed arguments and the generators back; autograd does not count that as a change."""
     for i, value in kept.items():
         args[i].data.copy_(value)
-    generators.restore()
+    if generators is not None:
+        generators.restore()
 
 
 def _named(names: Mapping[int, str], values: Mapping[int, Any]) -> dict[str, Any]:
