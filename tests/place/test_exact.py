@@ -80,6 +80,20 @@ def test_the_memory_that_depends_on_the_order_counts() -> None:
     assert (result.status, result.predicted_step_us, result.plan.peak_memory_bytes) == ("optimal", 4, (6,))
 
 
+def test_an_op_that_takes_no_time_lets_go_of_memory_at_the_instant_of_a_choice() -> None:
+    """a and p end at 10, where w reads a's tensor and lets it go; the copy of p's is there at 15, and b runs until then."""
+    costs = {"a": 10, "w": 0, "b": 1, "p": 10, "r": 1}
+    graph = graph_of(costs, ("a", "w", 100), ("p", "r", 100), pin={"a": 1, "w": 1, "b": 1, "p": 0, "r": 1})
+    assert searched_us(graph, cluster_of(2, 5.0, 0.0, memory_bytes=150)) == 16
+
+
+def test_kinds_of_devices_that_come_in_turn_are_told_apart_where_transfers_tie() -> None:
+    """u's tensors leave one after the other, the first to the lower index: better to the slow one, so the fast one is the last."""
+    graph = graph_of({"u": 1, "w1": 100, "w2": 100}, ("u", "w1", 0), ("u", "w2", 0), persistent_bytes={"u": 100, "w1": 20, "w2": 30})
+    kinds = [Device("A0", 20, 2.0), Device("B0", 30, 1.0), Device("B1", 30, 1.0), Device("A1", 20, 2.0), Device("C", 100, 1.0)]
+    assert searched_us(graph, Cluster(tuple(kinds), Link(us_per_byte=0.0, latency_us=10.0))) == 111
+
+
 def test_infeasible_is_proven_where_only_the_search_sees_it() -> None:
     """a's tensor of 6 bytes waits for r while m needs 8; each op alone fits."""
     graph = graph_of(

@@ -46,7 +46,7 @@ def step_schedule(p: Record, s: Record) -> bool:
     _start(p, s, at + 1, v)
     s.device[at + 1] += 1
     if _advance(p, s, at + 1) == _CHOOSE:
-        if not _overflows(p, s, at + 1) and not hopeless(s, schedule_bound(p, s, at + 1)):
+        if not _overflows(p, s, at + 1, s.now[at + 1]) and not hopeless(s, schedule_bound(p, s, at + 1)):
             s.tried[at + 1] = 0
             s.cursor[LEVEL] += 1
     elif _is_better(p, s, at + 1):
@@ -61,7 +61,7 @@ def _is_better(p: Record, s: Record, at: int) -> bool:
     makespan = 0.0
     for v in range(p.ops):
         makespan = max(makespan, s.end[at, v])
-    return not hopeless(s, makespan) and not _overflows(p, s, at)
+    return not hopeless(s, makespan) and not _overflows(p, s, at, np.inf)
 
 
 @part
@@ -222,16 +222,18 @@ def _goes_first(p: Record, s: Record, at: int, x: int, y: int) -> bool:
 
 
 @part
-def _overflows(p: Record, s: Record, at: int) -> bool:
-    """True if a device has held more than its memory, as far as the schedule goes."""
+def _overflows(p: Record, s: Record, at: int, until: float) -> bool:
+    """True if a device has held more than its memory before `until`: at this instant an op that takes no time may still let go of some."""
     if not p.limited:
         return False
     k = p.devices
     for v in range(p.ops):
-        if s.start[at, v] >= 0 and _held(p, s, at, s.actual[v], s.start[at, v]) * (1 - SLACK) > p.memory_bytes[s.actual[v]]:
+        if 0 <= s.start[at, v] < until and _held(p, s, at, s.actual[v], s.start[at, v]) * (1 - SLACK) > p.memory_bytes[s.actual[v]]:
             return True
     for x in range(p.tensors * p.devices):
-        if s.copy_state[at, x] >= FLYING and _held(p, s, at, x % k, s.copy_from[at, x]) * (1 - SLACK) > p.memory_bytes[x % k]:
+        if s.copy_state[at, x] < FLYING or s.copy_from[at, x] >= until:
+            continue
+        if _held(p, s, at, x % k, s.copy_from[at, x]) * (1 - SLACK) > p.memory_bytes[x % k]:
             return True
     return False
 

@@ -92,12 +92,11 @@ def _label_matters(p: Record, s: Record) -> bool:
 def _relabel(p: Record, s: Record) -> bool:
     """Sets the actual placement; False where another relabeling gives the same one."""
     exchange = s.cursor[RELABELING]
-    last = -1
     for d in range(p.devices):
-        if not _used(s, p.units, d):
-            if p.labels[exchange, d] < last:
+        for e in range(p.twin[d], d):  # of those alike that hold nothing one order is enough
+            alike = p.twin[e] == p.twin[d] and p.labels[exchange, e] > p.labels[exchange, d]
+            if alike and not _used(s, p.units, d) and not _used(s, p.units, e):
                 return False
-            last = p.labels[exchange, d]
     for v in range(p.ops):
         s.actual[v] = p.labels[exchange, s.placement[v]]
     return True
