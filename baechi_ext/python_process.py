@@ -19,6 +19,6 @@ def surroundings() -> dict[str, str]:
     folder of a script's is among them, whose modules may have the names of others."""
     found = [find_spec(package) for package in ("baechi_ext", "baechi_runtime")]
     own = [str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin is not None]
-    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()}
+    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages(), *site.getsitepackages()}
     path = [*dict.fromkeys(folder for folder in own if folder not in installed), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)} if path else dict(os.environ)

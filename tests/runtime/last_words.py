@@ -22,7 +22,7 @@ if __name__ == "__main__":
         sys.exit()
     if sys.argv[1:2] == ["children"]:
         folder, code = Path(sys.argv[2]), int(sys.argv[3])
-        child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)  # it has this one's stderr, too
         (folder / os.environ["RANK"]).write_text(str(child.pid), encoding="ascii")
         while len(list(folder.iterdir())) < 2:
             time.sleep(0.01)

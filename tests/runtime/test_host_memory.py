@@ -48,7 +48,7 @@ def test_the_least_limit_counts(tmp_path: Path, membership: str, limits: dict[st
 
 
 MIB = 2**20
-OF_FILES = f"anon 5\ninactive_file {100 * MIB}\nactive_file 7"
+OF_FILES = f"anon 5\ninactive_file {60 * MIB}\nactive_file {40 * MIB}"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ OF_FILES = f"anon 5\ninactive_file {100 * MIB}\nactive_file 7"
             {
                 "memory/jobs/one/memory.limit_in_bytes": str(GIB),
                 "memory/jobs/one/memory.usage_in_bytes": str(600 * MIB),
-                "memory/jobs/one/memory.stat": f"inactive_file 1\ntotal_inactive_file {100 * MIB}",
+                "memory/jobs/one/memory.stat": f"inactive_file 1\ntotal_inactive_file {90 * MIB}\ntotal_active_file {10 * MIB}",
             },
             524,
         ),

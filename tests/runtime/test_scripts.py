@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baechi_ext.errors import CaptureError, ParityError
+from baechi_ext.errors import ExecutionError, ParityError
 from baechi_ext.place.common import PlaceOptions
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest
@@ -157,7 +157,7 @@ def test_what_differs_stops_or_goes_on_as_it_is(tmp_path: Path, wrong: str) -> N
 
     name = f"on_{len(wrong)}"
     write(f"{name}_a")
-    with pytest.raises((ParityError, CaptureError), match=re.escape(reason)):
+    with pytest.raises((ParityError, ExecutionError), match=re.escape(reason)):
         placed(path)
     write(f"{name}_b")
     expected = unplaced(path)

@@ -265,3 +265,13 @@ def test_where_the_first_kind_of_call_comes_no_more_another_takes_turns(
     first, other = session.groups
     assert first.mode == last
     assert len(other.turns.placed_us + other.turns.plain_us) >= 2 * PER_BLOCK
+
+
+def test_a_step_in_which_another_thread_had_the_devices_has_no_time(clock: Clock) -> None:
+    own = Turns()
+    assert own.join()
+    run(own, clock, {PLACED: 3.0, PLAIN: 4.0}, 2)
+    turns.disturb_timed()
+    clock.now += 60
+    run(own, clock, {PLACED: 3.0, PLAIN: 4.0}, 3)
+    assert max(own.placed_us + own.plain_us) < 5000

@@ -104,6 +104,7 @@ def probe_all(
 
 def sizes_bytes(max_exponent: int, num_devices: int) -> tuple[int, ...]:
     """2^0 to 2^max_exponent floats, as far as the machine's free memory holds the copies that a pair keeps."""
-    free = available_bytes() or usable_bytes()
-    fitting = [i for i in range(max_exponent + 1) if _FLOAT_BYTES * 2**i * _COPIES < free / num_devices * 2]
+    found = available_bytes()
+    free = usable_bytes() if found is None else found
+    fitting = [i for i in range(max_exponent + 1) if i == 0 or _FLOAT_BYTES * 2**i * _COPIES < free / num_devices * 2]
     return tuple(_FLOAT_BYTES * 2**i for i in fitting)

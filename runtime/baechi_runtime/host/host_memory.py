@@ -56,5 +56,5 @@ def _held_bytes(limit: Path) -> int:
     held, files = int(limit.with_name(kind).read_text(encoding="ascii")), 0
     with contextlib.suppress(OSError):
         rows = dict(line.split() for line in limit.with_name("memory.stat").read_text(encoding="ascii").splitlines())
-        files = int(rows.get("total_inactive_file", rows.get("inactive_file", 0)))
+        files = sum(int(rows.get(f"total_{kind}", rows.get(kind, 0))) for kind in ("inactive_file", "active_file"))
     return max(0, held - files)

@@ -67,14 +67,17 @@ class Turns:
 
     def join(self) -> bool:
         """True if its steps may be timed now; otherwise those of others are."""
-        if _timed and (time.perf_counter() - _timed[0]._asked > _LEFT_SECONDS or _timed[0]._vain > _VAIN):
+        first = next(iter(_timed), None)  # which may leave just now, in another thread
+        if first is not None and (time.perf_counter() - first._asked > _LEFT_SECONDS or first._vain > _VAIN):
             _timed.clear()  # whose steps these were is no longer called, or never undisturbed
-        if not _timed:
+            first = None
+        if first is None:
             _timed.append(self)
+            first = self
         self._asked = time.perf_counter()
-        if _timed[0] is not self:
+        if first is not self:
             self.disturbed()
-        return _timed[0] is self
+        return first is self
 
     def leave(self) -> None:
         """Leave the timing of steps to others."""
@@ -111,8 +114,8 @@ class Turns:
 
     def disturb_all(self) -> None:
         """Discard the time of the step under way, here and where steps are timed."""
-        for turns in {self, *_timed}:
-            turns.disturbed()
+        self.disturbed()
+        disturb_timed()
 
     def _mode(self) -> str:
         if self.alone:
@@ -162,6 +165,12 @@ class Turns:
         """Why plain steps are kept, once that is decided."""
         plain, placed = map(_ms, (self.plain_us, self.placed_us))
         return f"plain steps are faster: {plain} against {placed} placed; --keep_placed stays placed"
+
+
+def disturb_timed() -> None:
+    """Discard the time of the step under way where steps are timed."""
+    for turns in list(_timed):
+        turns.disturbed()
 
 
 def _ms(us: Sequence[float]) -> str:

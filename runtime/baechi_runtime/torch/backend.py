@@ -26,6 +26,7 @@ from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.rehearsal import Rehearsal
 from baechi_runtime.measure.samples import Measurement
+from baechi_runtime.measure.turns import disturb_timed
 from baechi_runtime.models.registry import make_step
 from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
 from baechi_runtime.report.progress import progress
@@ -186,9 +187,12 @@ def costed(
     names, clock = [d.name for d in executor.devices], executor.devices[0].clock_name
 
     def measured() -> Profile:
-        # Another module may train in a thread of its own.
+        # Another module may train in a thread of its own, and waits in a step.
         with executor.alone() if isinstance(executor, ThreadExecutor) else contextlib.nullcontext():
-            return profile_step(executor, graph, binding, step, options)
+            disturb_timed()
+            profile = profile_step(executor, graph, binding, step, options)
+            disturb_timed()
+        return profile
 
     return costing.costed(request, with_counts(graph, binding), names, clock, measured)
 

@@ -202,6 +202,8 @@ class PlacedStep:
         """The same, counted and timed. Those behind a warm-up that are traced compute what all others do, and are not timed."""
         self.calls += 1
         self._begin()
+        if self.calls == 1:
+            self.turns.disturb_all()  # the servers have yet to set the step up
         if self._was_plain:
             self.turns.prepared()  # in further placed steps the variables are there
         self._was_plain = False
@@ -449,5 +451,6 @@ class PlacedFunction:
 
     def _let_go(self, why: str) -> None:
         close(self.steps)
-        sys.stderr.write(f"baechi: {why}\n")
+        with suppress(OSError, ValueError):  # closed, or nobody reads it: the training goes on
+            sys.stderr.write(f"baechi: {why}\n")
 

@@ -30,6 +30,10 @@ Check = Callable[[Sequence[Tensor | None], Gradients], Gradients]
 """Checks a call's gradients, made from those of its outputs; returns those to use."""
 ASKED_FOR = "it returns what it also computes with, and a hook, retain_grad() or torch.autograd.grad asks for a gradient of that"
 CASTS = "its backward pass runs under autocast, its forward pass, or a part of that, did not"
+_FREED = (
+    "Trying to backward through the graph a second time: the values of a placed call are freed; give retain_graph=True to the first "
+    "backward pass"
+)
 _TIMES = 200
 
 
@@ -128,10 +132,7 @@ class _Call:
         used = {i for i, t in enumerate(tangents) if t is not None}
         heads = {head for head in self.loaded.part.heads if not used.isdisjoint(head)}
         if self.kept is None or not heads.isdisjoint(self._gone):
-            raise RuntimeError(
-                "Trying to backward through the graph a second time: the values of a placed call are freed; "
-                "give retain_graph=True to the first backward pass"
-            )
+            raise RuntimeError(_FREED)
         return heads
 
     def _let_go(self) -> None:
@@ -153,6 +154,8 @@ class _Call:
 
     def run_again(self) -> dict[int, Tensor]:
         """The outputs, by their numbers, of another run of the fragment as the user's code runs it, from the same random state."""
+        if not self.args:
+            raise RuntimeError(_FREED)
         written = self.loaded.part.written
         self._require_unchanged([i for i in range(len(self.args)) if i not in written], list(self._outputs))
         buffers = {i: self._before.get(i, self.args[i]).detach().clone() for i in written}

@@ -219,6 +219,8 @@ class Session:
             if not self._lock.acquire(blocking=False):
                 return self.run_plain(fragment, args, "another thread was placing the call")
             try:
+                if why := self.why_plain():  # another thread has said so just now
+                    return self.run_plain(fragment, args, why)
                 if fragment.example is None:
                     return self._first_run(fragment, args)
                 if fragment.loaded is None:
@@ -465,8 +467,9 @@ class Session:
         for f in members:
             f.why_not, f.loaded, f.was = str(error), None, None
         whole = all(f.why_not for f in self.fragments)
-        early = self.calls < _EARLY and any(f.too_small and f.why_not == f.too_small for f in self.fragments)
-        if whole and not early:
+        early = self.calls < _EARLY and any(f.too_small == str(error) for f in members)
+        whole = whole and not early
+        if whole:
             self.refusal = str(error)
         if self.settings.strict or isinstance(error, (DriftError, LostPeerError)):
             raise error

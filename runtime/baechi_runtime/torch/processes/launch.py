@@ -62,7 +62,7 @@ class Worker:
         return self.process.poll() or 0
 
     def _pass_on(self, stream: IO[str]) -> None:
-        with contextlib.suppress(ValueError):  # closed under us
+        with stream:
             for line in stream:
                 if line.startswith("error:"):
                     self.errors.append(line.rstrip("\n"))
@@ -77,6 +77,11 @@ class Worker:
         """Its error lines, all read."""
         self._thread.join(timeout=_LAST_WORDS_SECONDS)
         return self.errors
+
+
+    def let_go(self) -> None:
+        """Waits a while until all that it has said is read: a process that a script left behind may go on for long."""
+        self._thread.join(timeout=_LAST_WORDS_SECONDS)
 
 
 def run_workers(arguments: Sequence[str], count: int, module: str = "baechi_ext") -> int:
@@ -145,7 +150,9 @@ def _wait(workers: Sequence[Worker], crash: CrashLog) -> int:
 def _code_of_a_script(workers: Sequence[Worker]) -> int | None:
     """Rank 0's exit code where all that ended did so with that code and no error of ours, as a script of the user's does; None where they
     did not, or rank 0 does not end soon. Waits a while, so that what happened is known."""
-    time.sleep(_LAST_WORDS_SECONDS)
+    deadline = time.monotonic() + _LAST_WORDS_SECONDS
+    while any(w.process.poll() is None for w in workers) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
     codes = {w.failure for w in workers} - {0}
     if min(codes) < 0 or len(codes) > 1 or any(w.last_words() for w in workers if w.process.poll() is not None):
         return None
@@ -194,5 +201,4 @@ def _end(workers: Sequence[Worker]) -> None:
                 os.killpg(worker.process.pid, signal.SIGKILL)
     for worker in workers:
         worker.process.wait()
-        if worker.process.stderr is not None:
-            worker.process.stderr.close()
+        worker.let_go()
