@@ -17,7 +17,7 @@ import networkx as nx
 import pytest
 from setuptools import find_packages
 
-from tests.test_layers import FRAMEWORKS, ROOT, imports
+from tests.test_layers import FRAMEWORKS, ROOT, imports, nodes
 
 EXCLUDED = {
     "setup.py": "pip runs it; no code imports it",
@@ -102,7 +102,7 @@ class Workspace:
         """Files that a file imports, names in a string (registries, `python -m`), or, for a test, is run with."""
         # What the library's front door imports when it is called stands above it; whoever calls it depends on that too.
         names = set(imports(self.root / path, top_level=path in _FRONT_DOORS))
-        for node in ast.walk(ast.parse((self.root / path).read_text(encoding="utf-8"))):
+        for node in nodes(self.root / path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and _MODULE.match(node.value):
                 names |= {node.value.split(":")[0]} & self.modules.keys()
         for name in names:

@@ -84,19 +84,22 @@ def modules(package: str) -> list[Path]:
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All of a file's syntax tree, the module first."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
+@cache
+def imports(path: Path, *, top_level: bool = False) -> tuple[str, ...]:
     """Dotted names of all modules that a file imports; with `top_level`, of those that importing it loads."""
-    tree = parsed(path)
-    for node in _outside_functions(tree) if top_level else ast.walk(tree):
+    found: list[str] = []
+    for node in _outside_functions(nodes(path)[0]) if top_level else nodes(path):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import in line {node.lineno}"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return tuple(found)
 
 
 def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
@@ -213,19 +216,35 @@ def test_the_command_line_loads_no_framework_no_solver_and_no_compiler() -> None
 
 def private_names(path: Path) -> Iterator[str]:
     """Dotted names of torch in a file with a part that begins with an underscore."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    if "torch" not in path.read_text(encoding="utf-8"):
+        return
     alias = {}
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             alias |= {a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names}
         elif isinstance(node, ast.ImportFrom):
             alias |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-    chains = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    names = {chain.replace(chain.split(".")[0], alias[chain.split(".")[0]], 1) for chain in chains if chain.split(".")[0] in alias}
-    for name in sorted({*imports(path), *names}):
+    chains = (_chain(node) for node in nodes(path) if isinstance(node, ast.Attribute))
+    found = {f"{alias[first]}{rest}" for first, rest in chains if first in alias}
+    for name in sorted({*imports(path), *found}):
         head, *rest = name.split(".")
         if head == "torch" and any(part.startswith("_") and not part.startswith("__") for part in rest):
             yield name
+
+
+def _chain(node: ast.AST) -> tuple[str, str]:
+    """The name that a chain of attributes begins with, empty where it begins with none, and the rest of it, calls left out."""
+    rest = ""
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute):
+            node, rest = node.value, f".{node.attr}{rest}"
+        elif isinstance(node, ast.Call):
+            node = node.func
+        elif isinstance(node, ast.Subscript):
+            node = node.value
+        else:
+            return "", rest
+    return node.id, rest
 
 
 def test_private_names_are_seen(tmp_path: Path) -> None:

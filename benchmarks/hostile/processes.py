@@ -18,7 +18,10 @@ from typing import Any
 
 from benchmarks.hostile.suite import SUBJECTS, Case
 
-_PRELOADED = ["torch", "benchmarks.hostile.torch_private", *(f"benchmarks.hostile.cases.{s}" for s in SUBJECTS)]
+_PRELOADED = [
+    *("torch", "benchmarks.hostile.torch_private", "baechi_runtime.torch.calls.parallelize"),
+    *(f"benchmarks.hostile.cases.{s}" for s in SUBJECTS),
+]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DispatchMode = TorchDispatchMode
+torch._dynamo.list_backends()  # which the first look for one would import, in each process that is forked from this one
 
 
 def dynamo_backend(name: str) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from baechi_ext.ir import OpGraph, Plan
 from baechi_runtime.files.run_folder import RunFolder
 
-SMALL = ["--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=2"]
+SMALL = ["--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=2", "--device_speeds=1"]
 Run = Callable[..., tuple[int, str, str]]
 
 

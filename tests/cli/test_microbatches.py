@@ -12,7 +12,7 @@ from tests.runtime.trainings import GPT2
 
 Run = Callable[..., tuple[int, str, str]]
 LINK = "--comm_cost_coeffs=0.001,50"
-QUICK = ("--num_steps=2", "--time_limit=0.2", LINK)
+QUICK = ("--num_steps=2", "--time_limit=0.2", "--device_speeds=1", LINK)
 TOWERS = ("--model_name=wide_towers", "--image_size=8", "--batch_size=4")
 
 
@@ -56,11 +56,12 @@ def test_what_cannot_be_split_is_said(run: Run, flags: tuple[str, ...], message:
 
 
 def test_a_training_that_goes_on_keeps_its_parts(run: Run, tmp_path: Path) -> None:
-    begun = ("train", *GPT2, LINK, "--json", "--placement_method=m_etf", "--microbatches=3,1")
+    alike = ("--device_speeds=1", LINK)
+    begun = ("train", *GPT2, *alike, "--json", "--placement_method=m_etf", "--microbatches=3,1")
     code, out, err = run(*begun, "--train_steps=2", f"--checkpoint={tmp_path}")
     assert code == 0, err
     resumed = (f"--checkpoint={tmp_path}", "--resume", "--num_devices=3")
-    code, again, err = run("train", *GPT2, LINK, "--json", "--time_limit=0.2", "--train_steps=3", *resumed)
+    code, again, err = run("train", *GPT2, *alike, "--json", "--time_limit=0.2", "--train_steps=3", *resumed)
     assert code == 0, err
     code, again, err = run(*begun[:-1], "--train_steps=4", *resumed)  # a method that splits nothing by itself
     assert code == 0, err

@@ -23,7 +23,7 @@ SMALL = ("--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--comm
 TINY = (*SMALL, "--image_size=2", "--d_model=8", "--num_layers=1")
 """A step of TensorFlow that is captured and profiled in a quarter of the time."""
 ENDLESS = ("--placement_method=contiguous", "--num_steps=1000000", "--device_speeds=1")
-SEARCH = ("--placement_method=refine", "--time_limit=3600")
+SEARCH = ("--placement_method=refine", "--time_limit=3600", "--device_speeds=1")
 SCRIPT = """
 import torch
 from torch import nn

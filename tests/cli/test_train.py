@@ -23,7 +23,7 @@ from tests.runtime.workers import finish, wait_for_line
 
 Run = Callable[..., tuple[int, str, str]]
 
-SMALL = ["--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=2"]
+SMALL = ["--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=2", "--device_speeds=1"]
 KEYS = {
     "model",
     "method",

@@ -126,6 +126,8 @@ def prepared(_: int | str, *arguments: str) -> Callable[[], None]:
     if "--cuda" not in flags and torch.version.cuda is None:
         for name in models:
             captured(name)
+            if "--parts" in flags:
+                parted(name, tuple(shared_sizes(captured(name)[0].batch or 0, [1, 1])))
     return partial(work, flags, models)
 
 

@@ -89,7 +89,8 @@ def _on_a_small_disk(request: dict) -> int:
 def _two_nodes(request: dict) -> list[dict]:
     """Runs `commands`, one on each of two nodes of a network of their own, which is cut once the file `cut` is there. What each said."""
     keepers = [subprocess.Popen(["unshare", "--net", "sleep", "infinity"]) for _ in ADDRESSES]
-    time.sleep(0.5)
+    while any(os.readlink(f"/proc/{keeper.pid}/ns/net") == os.readlink("/proc/self/ns/net") for keeper in keepers):
+        time.sleep(0.005)
     ends = [f"node{i}" for i in range(2)]
     _do("ip", "link", "add", ends[0], "netns", str(keepers[0].pid), "type", "veth", "peer", "name", ends[1], "netns", str(keepers[1].pid))
     inside = [("nsenter", "--target", str(keeper.pid), "--net") for keeper in keepers]

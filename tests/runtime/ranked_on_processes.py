@@ -17,6 +17,7 @@ from baechi_runtime.cli.main import main
 from baechi_runtime.drivers import comparing, ranking
 from baechi_runtime.sharding import ranked
 from baechi_runtime.sharding.strategies import DATA_PARALLEL, predicted
+from baechi_runtime.torch import cluster
 from baechi_runtime.torch.processes.executor import ProcessExecutor
 
 FEW_BYTES = (4, 65536)
@@ -35,7 +36,8 @@ def prepared(_: int, engine: str, *command_line: str) -> Callable[[], int]:
         ranked.predicted = lambda searched, forecaster, name: replace(predicted(searched, forecaster, DATA_PARALLEL), name=name)
         ranking.IN_REACH = comparing.IN_REACH = 1e9
         ranking.LEAST_GAIN = 1.0 if name == "none" else -1e9
-        ranking.is_near_least = comparing.is_near_least = lambda placement, cluster: False
+        ranking.is_near_least = comparing.is_near_least = lambda placement, found: False
+        cluster._GLANCE = cluster._LOOK = (3, 0.01)
         ProcessExecutor.probe_link = partialmethod(ProcessExecutor.probe_link, sizes=FEW_BYTES)
         ranked.TITLES = {name: ranked.TITLES[name]} if name in ranked.TITLES else ranked.TITLES
         if further == "unsplittable":

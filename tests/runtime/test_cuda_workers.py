@@ -188,7 +188,7 @@ def test_a_plan_for_which_rank_0_has_no_memory_ends_in_one_line(monkeypatch: pyt
     monkeypatch.setattr(WorkerGroup, "command", lambda self, value: None)
     step = make_step("tied")
     graph, binding = capture(step)
-    executor = ProcessExecutor(WorkerGroup(0, 2, dist.HashStore(), 5.0, CrashLog.make(2)), cpu_devices(2))
+    executor = ProcessExecutor(WorkerGroup(0, 2, dist.HashStore(), 0.2, CrashLog.make(2)), cpu_devices(2))
     with pytest.raises(ExecutionError, match=r"device cpu:0 was loaded: CUDA out of memory. Tried to allocate 2 GiB.; use"):
         executor.load(scattered(graph, 2, 0), binding, step)
     executor.__exit__(None, None, None)

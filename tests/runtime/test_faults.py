@@ -167,8 +167,8 @@ def test_the_kernel_ends_a_worker_that_runs_out_of_memory(clean: None, costs: st
     wait_for_checkpoints(run, process)
     worker = workers_of(process.pid)[1]
     limit = next(f for name in ("memory.limit_in_bytes", "memory.max") if (f := memory_group / name).exists())
-    (memory_group / "cgroup.procs").write_text(str(worker))
-    limit.write_text("65536")  # of what it takes from now on
+    limit.write_text("65536")
+    (memory_group / "cgroup.procs").write_text(str(worker))  # what it takes from now on counts
     code, out, err = finish(process, timeout=TIMEOUT_SECONDS)
     assert (code, out) == (1, ""), err
     said = only_error(err)

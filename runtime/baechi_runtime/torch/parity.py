@@ -138,7 +138,7 @@ def exact_results(step: TrainingStep, device: torch.device, masks: "Masks") -> d
 
 
 def in_doubles(run: Callable[[], T], masks: "Masks") -> T | None:
-    """What a run in double precision comes to, with the masks that were noted; None where ops know no doubles, or there is no memory for
+    """The outcome of a run in double precision, with the masks that were noted; None where ops know no doubles, or there is no memory for
     them, or it draws other masks. Generators are left as they were."""
     masks.begin(0.0)
     generators = RandomState()

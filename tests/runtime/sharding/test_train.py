@@ -1,9 +1,6 @@
 """`baechi train --sharding`: what it prints, writes and refuses."""
 
 import json
-import os
-import subprocess
-import sys
 from math import prod
 from pathlib import Path
 
@@ -23,16 +20,17 @@ from baechi_runtime.sharding.report import kendall_tau
 from baechi_runtime.sharding.training import on_devices, split
 from tests.runtime import forked
 from tests.runtime.forked_workers import ForkedWorkers
-from tests.runtime.workers import only_error
+from tests.runtime.workers import finish, only_error
 
 MODEL = ["--model_name=rnnlm", "--batch_size=4", "--vocab_size=64", "--rnn_units=16", "--max_seq_length=8", "--rnn_chunk=4"]
 
 
-def on_two_machines(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A worker on each: that both are on this one they are not told."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    worker = ["env", "LOCAL_WORLD_SIZE=1", "LOCAL_RANK=0", sys.executable, "-m", "baechi_ext", *arguments, "--workers=process"]
-    return subprocess.run([*torchrun, *worker], capture_output=True, text=True, timeout=600, env={**os.environ, "NO_COLOR": "1"})
+def on_two_machines(*arguments: str) -> str:
+    """A worker on each: that both are on this one they are not told. What the command prints."""
+    torchrun = ["--standalone", "--nproc-per-node=2", "-m", "tests.runtime.on_a_machine_of_its_own"]
+    code, out, err = finish(forked.start(*torchrun, *arguments, "--workers=process", module="torch.distributed.run"))
+    assert code == 0, err
+    return out
 
 
 def test_strategies_are_run_and_compared(tmp_path: Path, workers: ForkedWorkers) -> None:
@@ -55,9 +53,7 @@ def test_strategies_are_run_and_compared(tmp_path: Path, workers: ForkedWorkers)
     assert json.loads((tmp_path / "report.json").read_text()) == report
     plan, out = str(tmp_path / "shard_plan.json"), tmp_path / "again"
     flags = [f"--sharding={plan}", "--train_steps=2", "--learning_rate=0.5", "--json", f"--out={out}"]
-    again = on_two_machines("train", *MODEL, *flags)
-    assert again.returncode == 0, again.stderr
-    report = json.loads(again.stdout)
+    report = json.loads(on_two_machines("train", *MODEL, *flags))
     (strategy,) = report["strategies"]
     losses = strategy["losses"]
     assert len(losses) == len(report["single_step_us"]["samples"]) == 2

@@ -111,7 +111,7 @@ def test_a_server_is_killed_in_mid_step(victim: int) -> None:
     with Servers(2, timeout_seconds=SOON) as servers:
         pids = [server.process.pid for server in servers.servers]
         session = step.session(servers, [1] * len(step.captured.graph))
-        threading.Timer(1.0, os.kill, (pids[victim], signal.SIGKILL)).start()
+        threading.Timer(0.4, os.kill, (pids[victim], signal.SIGKILL)).start()
         began = time.monotonic()
         with pytest.raises(ExecutionError, match=rf"the server of device {victim} \(127.0.0.1:\d+\) was killed by SIGKILL"):
             session.run()
@@ -123,9 +123,9 @@ def test_a_server_is_killed_in_mid_step(victim: int) -> None:
 
 def test_a_server_that_stands_still_is_given_up() -> None:
     step = endless()
-    with Servers(2, timeout_seconds=3.0) as servers:
+    with Servers(2, timeout_seconds=2.0) as servers:
         session = step.session(servers, [1] * len(step.captured.graph))
-        with pytest.raises(ExecutionError, match="a device did not answer within 3 s; check whether it still runs, or raise --timeout"):
+        with pytest.raises(ExecutionError, match="a device did not answer within 2 s; check whether it still runs, or raise --timeout"):
             session.run()
 
 
@@ -179,7 +179,7 @@ def test_a_program_whose_server_died_ends() -> None:
         "from tests.runtime.tensorflow.steps import endless\nfrom baechi_runtime.tensorflow.servers.devices import Servers\n"
         "with Servers(2) as servers:\n"
         "    step = endless()\n    session = step.session(servers, [1] * len(step.captured.graph))\n"
-        "    threading.Timer(1.0, os.kill, (servers.servers[0].process.pid, signal.SIGKILL)).start()\n"
+        "    threading.Timer(0.4, os.kill, (servers.servers[0].process.pid, signal.SIGKILL)).start()\n"
         "    try:\n        session.run()\n    except ExecutionError as e:\n        print(e)\n"
     )
     done = python("-c", code, framework="tensorflow")
@@ -228,9 +228,9 @@ def test_a_host_that_answers_but_is_no_server(listener: socket.socket) -> None:
         own = f"127.0.0.1:{unused.getsockname()[1]}"
     hosts = [own, f"127.0.0.1:{listener.getsockname()[1]}"]
     step = branches()
-    with Servers(2, hosts=hosts, timeout_seconds=3.0) as servers:
+    with Servers(2, hosts=hosts, timeout_seconds=2.0) as servers:
         servers.await_hosts()
-        with pytest.raises(ExecutionError, match="a device did not answer within 3 s"):
+        with pytest.raises(ExecutionError, match="a device did not answer within 2 s"):
             step.session(servers, [1] * len(step.captured.graph))
 
 

@@ -7,6 +7,7 @@ the main thread has started it the kernel kills it besides.
 
 import contextlib
 import json
+import os
 import selectors
 import signal
 import socket
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from baechi_ext.capture.tensorflow_private import tensorflow
-from baechi_ext.die_with_parent import with_this_process
 from baechi_ext.errors import ExecutionError, MissingBackendError, OptionError
 from baechi_ext.python_process import command_of, surroundings
 from baechi_runtime.host.interrupts import signal_name
@@ -271,7 +271,10 @@ class Servers(Devices):
     def _started(self, task: int) -> Server:
         cores = available_cores()
         networks = list(map(str, self._networks(task)))
-        request = {"server": self._definition(task).SerializeToString().hex(), "core": cores[task % len(cores)], "networks": networks}
+        # A thread that ends before this process does would take the server with it.
+        parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
+        definition = self._definition(task).SerializeToString().hex()
+        request = {"server": definition, "core": cores[task % len(cores)], "networks": networks, "parent": parent}
         process = subprocess.Popen(
             command_of("baechi_runtime.tensorflow.servers.server_process", json.dumps(request)),
             env={**surroundings(), "CUDA_VISIBLE_DEVICES": "", **_limited(self._memory_limits[task])},
@@ -281,7 +284,6 @@ class Servers(Devices):
             text=True,
             errors="backslashreplace",  # a library may write any bytes
             process_group=0,  # an interrupt at the terminal is for us
-            preexec_fn=with_this_process(),  # noqa: PLW1509 - one system call, no locks
         )
         return Server(task, self._hosts[task], process)
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from baechi_ext.die_with_parent import die_with_parent
 from baechi_runtime.host.listeners import Network, keep_listeners_to
 
 FAILED, NO_LIBRARY = 3, 4
@@ -59,6 +60,8 @@ def _why_open(networks: Sequence[Network]) -> str:
 def main(request: str) -> int:
     """Serves until stdin ends; returns before where it cannot, with what TensorFlow says on stderr."""
     wanted = json.loads(request)
+    if wanted["parent"] is not None:
+        die_with_parent(wanted["parent"])
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {wanted["core"]})
     take_short_turns()
