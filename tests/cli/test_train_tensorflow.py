@@ -17,6 +17,7 @@ from baechi_runtime.cli.main import parsed
 from baechi_runtime.tensorflow import cluster
 from tests.cli.test_train import KEYS
 from tests.runtime import forked
+from tests.runtime.namespaces import refusal
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -97,6 +98,7 @@ def free_port(address: str) -> int:
         return each.getsockname()[1]
 
 
+@pytest.mark.skipif(refusal() is None, reason="test_several_hosts has two nodes for that")
 def test_two_hosts() -> None:
     """Two addresses of this machine, the same command for each; the one that serves ends with the one that drives."""
     hosts = ",".join(f"{address}:{free_port(address)}" for address in ("127.0.0.1", "127.0.0.2"))

@@ -3,11 +3,8 @@
 import gc
 import json
 import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +19,7 @@ from baechi_runtime.report.report import ProbedLink
 from baechi_runtime.torch.lowering.devices import CpuDevice, cpu_devices
 from baechi_runtime.torch.measure import cores_of, measure, measured_peak_bytes
 from baechi_runtime.torch.threads.executor import ThreadExecutor
+from tests.runtime.forked import python
 from tests.torch_steps import capture, make_step, scattered
 
 
@@ -148,7 +146,7 @@ def test_the_load_is_of_the_cores_that_the_process_may_use() -> None:
         "from baechi_runtime.torch.lowering.devices import cpu_devices; devices = cpu_devices(2); devices[1].enter();"
         "print(json.dumps([list(d.cores) for d in devices]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    done = python("-c", code)
     assert json.loads(done.stdout) == [[min(available_cores())]] * 2
 
 

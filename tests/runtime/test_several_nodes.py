@@ -21,7 +21,7 @@ PARTED = ("train", *GPT2, "--microbatches=3,1", "--optimizer=adam") + (
     "--device_speeds=1",
 )
 STEPS = 5
-TIMEOUT_SECONDS = 5
+TIMEOUT_SECONDS = 3
 ENDS_WITHIN = 45.0
 """Seconds beyond --timeout; generous, since the machine may be busy."""
 

@@ -58,11 +58,9 @@ def look(folder: Path, address: str) -> list[int]:
 
 
 def _takes(address: str, port: int) -> bool:
-    try:
-        with socket.create_connection((address, port), timeout=0.5):
-            return True
-    except OSError:
-        return False
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as peer:
+        peer.settimeout(0.5)
+        return peer.connect_ex((address, port)) == 0
 
 
 def _listened() -> set[int]:

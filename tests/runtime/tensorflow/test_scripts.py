@@ -6,6 +6,7 @@ import runpy
 import signal
 import sys
 import warnings
+from functools import cache
 from pathlib import Path
 
 import keras
@@ -34,6 +35,7 @@ def _as_outside_of_pytest():
         yield
 
 
+@cache
 def printed(script: str, *arguments: str) -> str:
     """By the script itself, unplaced."""
     keras.backend.clear_session()
