@@ -25,11 +25,14 @@ class Groups:
     def labelled(self, ops: Sequence[Op]) -> list[Op]:
         """The ops with their groups' names as colocation strings; ops alone without a name stay without one."""
         labelled = list(ops)
+        taken = {name for members in self._sets.to_sets() for name in members if isinstance(name, str)}
         for members in self._sets.to_sets():
             names = [x for x in members if isinstance(x, str)]
             positions = [x for x in members if isinstance(x, int)]
             if names or len(positions) > 1:
                 label = min(names, key=lambda n: (len(n), n)) if names else ops[min(positions)].id
+                while not names and label in taken:  # an op's id may be a parameter's name
+                    label += "'"
                 for v in positions:
                     labelled[v] = replace(ops[v], colocation=label)
         return labelled

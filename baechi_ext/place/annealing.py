@@ -144,7 +144,7 @@ class _Annealing:
         run_together(self.chains, self._look)
         self._tell()
         now_seconds = clock_seconds()
-        rate = self.steps / (now_seconds - begun_seconds)
+        rate = self.steps / max(now_seconds - begun_seconds, 1e-6)  # another thread's compiling is taken off as well
         possible = int(min(max(0.0, self._left_seconds()) * rate * _SAFETY, self._evaluations_left()))
         last = possible < (_LONGER + _LONGER**2) * self.steps
         self.steps = max(1, possible) if last else _LONGER * self.steps

@@ -175,7 +175,10 @@ def captured_module(
     """
     started = time.perf_counter()
     captured = captured_graph(forward_graph(module, inputs, name), batch_dim=batch_dim, splits_images=splits_images)
-    return replace(captured, batch=inputs[0].shape[batch_dim], seconds=time.perf_counter() - started)
+    batch = next((x.shape[batch_dim] for x in inputs if x.dim() > batch_dim), None)
+    if batch is None:
+        raise CaptureError(f"{name} is given no tensor with dimension {batch_dim}, along which its examples would stand")
+    return replace(captured, batch=batch, seconds=time.perf_counter() - started)
 
 
 def forward_graph(module: nn.Module, inputs: Sequence[torch.Tensor], name: str = "model") -> ForwardGraph:

@@ -43,7 +43,7 @@ def sharding_of(captured: Captured) -> Sharding:
     """The way the ops of a captured step split. Raises CaptureError where forward can't be captured by itself."""
     step, graph = captured.step, captured.graph
     forward = forward_graph(step.module, step.inputs, step.name)
-    calls_graph = captured_graph(forward)
+    calls_graph = captured_graph(forward, batch_dim=step.batch_dim)
     nodes, bound = calls_graph.graph, bind(calls_graph)
     number = {node.name: n for n, node in enumerate(nodes.nodes)}
     again, binding = capture_joint(_Noted(forward), step.inputs, CaptureOptions(step.optimizer.name, step.optimizer.slots))

@@ -81,7 +81,7 @@ def serve(request: TrainRequest) -> None:
                     waited = f"{hosts[0]}, which drives, did not come within {request.timeout_seconds:g} s"
                     raise ExecutionError(f"{waited}; start it, or raise --timeout")
                 if gone := [server.ended() for server in servers.servers if server.ended()]:
-                    raise ExecutionError(f"{gone[0]}; check whether the machine ran out of memory")
+                    raise ExecutionError(gone[0])
                 time.sleep(_POLL_SECONDS)
 
 

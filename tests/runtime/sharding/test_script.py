@@ -55,6 +55,17 @@ def test_a_scripts_module_is_sharded(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert "a batch of 16 is smaller than the number of devices, 32" in capfd.readouterr().err
 
 
+def test_examples_stand_in_the_first_input_that_has_a_dimension_for_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A diffusion model is given its time step first."""
+    script = tmp_path / "train.py"
+    body = "import torch\nfrom torch import nn\nclass Noisy(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    body += "        self.layer = nn.Linear(40, 40)\n    def forward(self, time, x):\n"
+    body += "        return (self.layer(x) * time).square().mean()\n"
+    script.write_text(f"{body}Noisy()(torch.tensor(3.0), torch.randn(8, 40)).backward()\n")
+    assert main(["pase", str(script), "-p", "2", "--flops", "0.001", "--json"]) == 0, capfd.readouterr().err
+    assert json.loads(capfd.readouterr().out)["batch"] == 8
+
+
 def test_a_script_that_trains_nothing_is_told_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "eval.py"
     script.write_text("import torch\ntorch.nn.Linear(100, 100).eval()(torch.randn(2, 100))\nraise ValueError('no data')\n")

@@ -421,6 +421,10 @@ def test_what_is_refused() -> None:
         baechi_ext.parallelize(step, framework="tensorflow")
     with pytest.raises(OptionError, match="unknown option 'device' of parallelize for TensorFlow; it takes devices, method"):
         baechi_ext.parallelize(Trained().step, framework="tensorflow", device=2)
+    with pytest.raises(OptionError, match="cluster='c.json' is not a baechi_ext.Cluster"):
+        baechi_ext.parallelize(Trained().step, framework="tensorflow", cluster="c.json")
+    with pytest.raises(OptionError, match="verify_steps"):
+        baechi_ext.parallelize(Trained().step, framework="tensorflow", verify_steps="2")
     with pytest.raises(OptionError, match="devices=0 is not a number of devices"):
         baechi_ext.parallelize(Trained().step, framework="tensorflow", devices=0)
     with pytest.raises(OptionError, match="unknown framework 'jax'; choose torch or tensorflow"):

@@ -4,7 +4,7 @@ call before it runs, and placing it by a plan that is there already: `baechi_ext
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from baechi_ext.errors import MismatchError, OptionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.numbers import bytes_of, device_count
 from baechi_ext.ir.plan import Plan
+from baechi_runtime.drivers.call_options import chosen, require_sound
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest, WorkerKind
@@ -51,6 +52,10 @@ class ParallelizeOptions:
     pins: Sequence[str] = ()
     workers: WorkerKind = "process"
     timeout_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        """Raises OptionError for what would fail in a training call."""
+        require_sound(self.verify_steps, self.cluster)
 
     def request(self, name: str) -> TrainRequest:
         """The options as a run's request. Raises OptionError for an unknown method or kind of workers, and what is not a pin."""
@@ -188,17 +193,14 @@ class PlacedTrainStep(PlacedFunction):
 
 def parallelize(target: Any, options: Mapping[str, Any]) -> Any:
     """See `baechi_ext.parallelize`."""
-    known = [f.name for f in fields(ParallelizeOptions)]
-    if unknown := [name for name in options if name not in known]:
-        raise OptionError(f"unknown option {unknown[0]!r} of parallelize for TensorFlow; it takes {', '.join(known)}")
-    chosen = ParallelizeOptions(**options)
-    chosen.request("")  # what is wrong with the options, told early
+    found = chosen(ParallelizeOptions, options, "parallelize for TensorFlow")
+    found.request("")  # what is wrong with the options, told early
     if target is None:
         return lambda target: parallelize(target, options)
     if isinstance(target, keras.Model):
-        place_fit(target, partial(_step_of, target, chosen))
+        place_fit(target, partial(_step_of, target, found))
         return target
-    return _unplaced_step(target, chosen)
+    return _unplaced_step(target, found)
 
 
 def report(model: keras.Model) -> CallReport:

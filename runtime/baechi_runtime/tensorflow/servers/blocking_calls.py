@@ -68,7 +68,7 @@ class Calls:
         while not wait([answer], _POLL_SECONDS).done:
             gone = self._gone()
             if gone is not None and not wait([answer], _POLL_SECONDS).done:
-                raise ExecutionError(f"{gone}; check whether the machine ran out of memory")
+                raise ExecutionError(gone)
             if time.monotonic() > deadline:
                 raise ExecutionError(f"the devices did not answer within {allowed:g} s; check whether they still run, or raise --timeout")
         self._stuck = None

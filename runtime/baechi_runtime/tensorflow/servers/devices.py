@@ -60,12 +60,17 @@ class Server:
         return self._last
 
     def ended(self, planned_bytes: Sequence[float] = ()) -> str | None:
-        """Says how it ended and, after a signal, what the plan takes on each device; None while it runs."""
+        """Says how it ended, with what to look at then; None while it runs."""
+        how = self.how_it_ended(planned_bytes)
+        return how and f"{how}; check whether the machine ran out of memory"
+
+    def how_it_ended(self, planned_bytes: Sequence[float] = ()) -> str | None:
+        """The exit code or, after a signal, that and what the plan takes on the device; None while it runs."""
         code, server = self.process.poll(), f"the server of device {self.task} ({self.host})"
-        if code is None or code >= 0:
-            return None if code is None else f"{server} ended with exit code {code}"
+        if code is None:
+            return None
         taken = f" (its part of the plan takes {planned_bytes[self.task]:.0f} bytes)" if planned_bytes else ""
-        return f"{server} was killed by {signal_name(-code)}{taken}; check whether the machine ran out of memory"
+        return f"{server} ended with exit code {code}" if code >= 0 else f"{server} was killed by {signal_name(-code)}{taken}"
 
     def end(self, within_seconds: float = 0.0) -> None:
         """Kills it, unless it ends by itself in that time. What the kernel cannot end at once, in the midst of a call, is left to it."""
@@ -353,7 +358,7 @@ def _await(server: Server, deadline: float, within_seconds: float) -> None:
     if code == NO_LIBRARY:
         advice = "pip install 'tensorflow-cpu==2.21.*'"
         raise MissingBackendError(f"this TensorFlow has no libtensorflow_cc, which the servers need; {advice}")
-    raise ExecutionError(f"{server.ended()} before it served: {last}")
+    raise ExecutionError(f"{server.how_it_ended()} before it served: {last}")
 
 
 def _limited(memory_bytes: int | None) -> dict[str, str]:

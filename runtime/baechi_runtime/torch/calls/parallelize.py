@@ -7,7 +7,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +17,8 @@ from baechi_ext.cost import attach_costs
 from baechi_ext.errors import CaptureError, MismatchError, OptionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.hints import DeviceMap
-from baechi_ext.ir.numbers import as_number, bytes_of, device_count
+from baechi_ext.ir.numbers import bytes_of, device_count
+from baechi_runtime.drivers.call_options import chosen, require_sound
 from baechi_runtime.drivers.costing import host_of
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.placement import Placement
@@ -66,9 +67,7 @@ class ParallelizeOptions:
 
     def __post_init__(self) -> None:
         """Raises OptionError for what would fail in a training call."""
-        as_number(self.verify_steps, "verify_steps", OptionError)
-        if not isinstance(self.cluster, Cluster | None):
-            raise OptionError(f"cluster={self.cluster!r} is not a baechi_ext.Cluster")
+        require_sound(self.verify_steps, self.cluster)
 
     def request(self) -> TrainRequest:
         """The options as a run's request. Raises OptionError for an unknown method, a malformed pin, a device map for another method, or
@@ -144,21 +143,18 @@ def executor_of(devices: Sequence[TorchDevice], timeout_seconds: float, *, graph
 
 def parallelize(model: Any, example_inputs: Any, options: Mapping[str, Any]) -> Any:
     """See `baechi_ext.parallelize`."""
-    chosen = options_of(options)
+    found = options_of(options)
     if isinstance(model, nn.Module):
-        return placed(model, example_inputs, chosen)
-    chosen.request()
+        return placed(model, example_inputs, found)
+    found.request()
     if model is None:
-        return lambda target: _decorated(target, example_inputs, chosen)
-    return _decorated(model, example_inputs, chosen)
+        return lambda target: _decorated(target, example_inputs, found)
+    return _decorated(model, example_inputs, found)
 
 
 def options_of(given: Mapping[str, Any]) -> ParallelizeOptions:
     """The options as given. Raises OptionError for an unknown one."""
-    known = [f.name for f in fields(ParallelizeOptions)]
-    if unknown := [name for name in given if name not in known]:
-        raise OptionError(f"unknown option {unknown[0]!r} of parallelize; it takes {', '.join(known)}")
-    return ParallelizeOptions(**given)
+    return chosen(ParallelizeOptions, given, "parallelize")
 
 
 def report(module: nn.Module) -> CallReport:
