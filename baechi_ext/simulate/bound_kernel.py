@@ -3,14 +3,13 @@
 A head is a time before which an op cannot start, a tail a time that has to follow its end. A cell is a set of ops that share a device.
 """
 
+import heapq
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baechi_ext.simulate.jit import allocating_kernel, allocating_part
-from baechi_ext.simulate.nearby_kernel import nearby
-from baechi_ext.simulate.one_machine_kernel import one_machine
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -23,6 +22,10 @@ _CROWDS = 64
 _MOST_NEAR, _FEWEST_NEAR, _NEAR_OPS = 256, 16, 160_000
 """The relatives of an op that are considered: at most the first, and what comes to the last for all ops; none where that is fewer than
 the second, as so few raise no bound by more than a hair."""
+
+
+_THRESHOLDS = 16
+"""So many times by which relatives may be sent are tried."""
 
 
 class Relaxed(NamedTuple):
@@ -71,8 +74,8 @@ def bound(p: Relaxed, fold_ops: int, deep_ops: int) -> float:
     most = min(_MOST_NEAR, _NEAR_OPS // n)
     if p.num_devices > 1 and most >= _FEWEST_NEAR:
         work, _ = times(p, p.cell)
-        head = nearby(p.order, (p.before, p.before_from, p.before_lag_us), work, p.cell, most)
-        tail = nearby(p.order[::-1], (p.after, p.after_from, p.after_lag_us), work, p.cell, most)
+        head = nearby(p, p.order, (p.before, p.before_from, p.before_lag_us), work, most)
+        tail = nearby(p, p.order[::-1], (p.after, p.after_from, p.after_lag_us), work, most)
     view, _ = look(p, p.cell, head, tail, n <= fold_ops)
     low = value(p, p.cell, view)
     if not np.isfinite(low):
@@ -302,3 +305,115 @@ def ascending(values: Floats) -> Floats:
 def median(values: Floats) -> float:
     ordered, half = ascending(values), len(values) // 2
     return ordered[half] if len(values) % 2 == 1 else (ordered[half - 1] + ordered[half]) / 2
+
+
+# Near relatives; relaxation.py (7) and (8)
+
+
+@allocating_part
+def nearby(p: Relaxed, order: Ints, edges: tuple[Ints, Ints, Floats], work: Floats, most: int) -> Floats:
+    """For each op, a time before which it cannot start: its nearest ancestors, up to `most`, precede it on its device or are sent to it.
+
+    `order` is topological; `edges` are, op by op, those it follows, where these begin, and the least time to send what it reads.
+    """
+    before, before_from, lag = edges
+    n, cell = len(order), p.cell
+    rank = np.empty(n, np.int64)
+    for i in range(n):
+        rank[order[i]] = i
+    head, near, far = np.zeros(n), np.zeros(n), np.zeros(n)
+    seen = np.full(n, -1)
+    found = np.empty(most, np.int64)
+    latest = np.empty(most)
+    heap = [(0.0, 0)]
+    heap.pop()
+    for v in order:
+        for j in range(before_from[v], before_from[v + 1]):
+            u = before[j]
+            head[v] = max(head[v], head[u] + work[u])
+            if seen[u] != v:
+                seen[u], near[u], far[u] = v, 0.0, lag[j]
+                heapq.heappush(heap, (-float(rank[u]), u))
+            far[u] = np.inf if cell[u] == cell[v] else max(far[u], lag[j])
+        count = 0
+        while len(heap) > 0:
+            _, u = heapq.heappop(heap)
+            if count == most or head[u] + work[u] + far[u] <= head[v]:
+                continue
+            found[count], latest[count] = u, head[u] + work[u] + far[u]
+            count += 1
+            for j in range(before_from[u], before_from[u + 1]):
+                a = before[j]
+                if seen[a] != v:
+                    seen[a], near[a], far[a] = v, 0.0, 0.0
+                    heapq.heappush(heap, (-float(rank[a]), a))
+                near[a] = max(near[a], work[u] + near[u])
+                far[a] = np.inf if cell[a] == cell[v] else max(far[a], work[u] + min(lag[j] + near[u], far[u]))
+        if count > 0:
+            head[v] = max(head[v], _earliest(found[:count], latest[:count], head, work, near), _shared_out(p, found[:count], head, far))
+    return head
+
+
+@allocating_part
+def _shared_out(p: Relaxed, ops: Ints, head: Floats, far: Floats) -> float:
+    """The least time before which one device and, until `far` before it, all others can have done the ops, and any part of them."""
+    by_head, by_far = ops[np.argsort(-head[ops], kind="mergesort")], ops[np.argsort(far[ops], kind="mergesort")]
+    share, found = p.kind_speed[0] / p.total_speed, 0.0
+    for i in range(0, len(ops), max(1, len(ops) // _THRESHOLDS)):
+        least, alone = far[by_far[i]], 0.0
+        for u in by_head:
+            if far[u] >= least:
+                alone += p.compute_us[u] / p.kind_speed[0]
+                found = max(found, head[u] + min(alone, share * alone + (1 - share) * least))
+    return found
+
+
+@allocating_part
+def _earliest(ops: Ints, latest: Floats, head: Floats, work: Floats, near: Floats) -> float:
+    """The least time that is not before any of the ops has ended on the same device, or is at least its `latest`."""
+    by_latest = np.argsort(-latest, kind="mergesort")
+    low, high = 0, len(ops)  # of this many ops that share the device
+    while low < high:
+        middle = (low + high) // 2
+        if _serial(ops[by_latest[:middle]], head, work, near) >= latest[by_latest[middle]]:
+            high = middle
+        else:
+            low = middle + 1
+    found = _serial(ops[by_latest[:low]], head, work, near)
+    return found if low == 0 else min(found, latest[by_latest[low - 1]])
+
+
+@allocating_part
+def _serial(ops: Ints, head: Floats, work: Floats, near: Floats) -> float:
+    """The least time from 0 to what follows the ops, where one machine does them."""
+    return one_machine(ops[np.argsort(head[ops], kind="mergesort")], head, work, near)
+
+
+# One machine
+
+
+@allocating_part
+def one_machine(by_head: Ints, head: Floats, work: Floats, tail: Floats) -> float:
+    """The optimum of one machine that may interrupt its ops: at any time the one with the longest tail of those there are."""
+    heap = [(0.0, 0)]
+    heap.pop()
+    left = np.zeros(len(by_head))
+    now = 0.0
+    found = 0.0
+    i = 0
+    while i < len(by_head) or len(heap) > 0:
+        if len(heap) == 0:
+            now = max(now, head[by_head[i]])
+        while i < len(by_head) and head[by_head[i]] <= now:
+            left[i] = work[by_head[i]]
+            heapq.heappush(heap, (-tail[by_head[i]], i))
+            i += 1
+        _, j = heap[0]
+        if i < len(by_head) and now + left[j] > head[by_head[i]]:
+            left[j] -= head[by_head[i]] - now
+            now = head[by_head[i]]
+        else:
+            now += left[j]
+            heapq.heappop(heap)
+            found = max(found, now + tail[by_head[j]])
+    return found

@@ -23,6 +23,9 @@ the greatest speed of any device that can hold the op. The bound is the largest 
    that is beyond s precede v on one device, each followed by its path: the optimum of that machine, as in 2, is at most s. The least
    s that contradicts none of it is a head of v. Backwards it is a tail. (After Papadimitriou and Yannakakis, SIAM J. Computing 19, 1990,
    and Al-Mouhamed, IEEE Trans. Software Engineering 16, 1990.) Any part of the ancestors and paths will do: the latest are looked at.
+8. Shared out. Of the same ancestors, those with h >= a for which that time is at least f are done between a and s: by v's device all the
+   time, and by others until f before s. So their work is at most (s - a) times the greatest speed, and (s - a - f) times what all
+   others have beside that, if that is above 0; for all a and f.
 
 The simulator's times are sums of floats. Each addition is off by at most half a last digit, so a sum of n terms by n times that; the
 bound is lowered by more than this, and what is compared with a limit must exceed it by more.
@@ -45,7 +48,8 @@ def lower_bound_us(graph: OpGraph, cluster: Cluster, *, thorough: bool = False) 
     """No valid plan for `graph` on `cluster` simulates faster than this, in microseconds.
 
     Heads are folded (5) in graphs of up to 2,000 ops, and under each limit (6) again up to 200; with `thorough` up to 8,000 and
-    1,000, which may take seconds. Near relatives (7) count in graphs of up to 10,000. Where no plan is valid, a number that means nothing.
+    1,000, which may take seconds. Near relatives (7, 8) count in graphs of up to 10,000. Where no plan is valid, a number
+    that means nothing.
     """
     if not graph.ops:
         return 0.0

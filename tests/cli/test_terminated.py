@@ -23,7 +23,7 @@ SMALL = ("--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--comm
 TINY = (*SMALL, "--image_size=2", "--d_model=8", "--num_layers=1")
 """A step of TensorFlow that is captured and profiled in a quarter of the time."""
 ENDLESS = ("--placement_method=contiguous", "--num_steps=1000000", "--device_speeds=1")
-SEARCH = ("--placement_method=refine", "--time_limit=3600", "--device_speeds=1")
+SEARCH = ("--placement_method=refine", "--time_limit=3600")
 SCRIPT = """
 import torch
 from torch import nn
@@ -124,7 +124,7 @@ def test_scripts(tmp_path: Path, workers: str, kind: signal.Signals, exit_code: 
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
 def test_searches_keep_their_best_plan(tmp_path: Path, workers: str) -> None:
-    process = start("train", *SMALL, *SEARCH, f"--workers={workers}", f"--out={tmp_path}")
+    process = start("train", *SMALL, *SEARCH, "--device_speeds=1", f"--workers={workers}", f"--out={tmp_path}")
     assert ended(process, "  best") == (143, f"error: interrupted; the best plan found until then is {tmp_path / 'plan.json'}")
     assert hidden_in(tmp_path) == []
     graph = tmp_path / "graph.json"
