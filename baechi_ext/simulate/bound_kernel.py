@@ -24,7 +24,7 @@ _MOST_NEAR, _FEWEST_NEAR, _NEAR_OPS = 256, 16, 160_000
 the second, as so few raise no bound by more than a hair."""
 
 
-_THRESHOLDS = 16
+_THRESHOLDS = 8
 """So many times by which relatives may be sent are tried."""
 
 
@@ -338,7 +338,7 @@ def nearby(p: Relaxed, order: Ints, edges: tuple[Ints, Ints, Floats], work: Floa
         count = 0
         while len(heap) > 0:
             _, u = heapq.heappop(heap)
-            if count == most or head[u] + work[u] + far[u] <= head[v]:
+            if count == most:
                 continue
             found[count], latest[count] = u, head[u] + work[u] + far[u]
             count += 1
@@ -350,7 +350,10 @@ def nearby(p: Relaxed, order: Ints, edges: tuple[Ints, Ints, Floats], work: Floa
                 near[a] = max(near[a], work[u] + near[u])
                 far[a] = np.inf if cell[a] == cell[v] else max(far[a], work[u] + min(lag[j] + near[u], far[u]))
         if count > 0:
-            head[v] = max(head[v], _earliest(found[:count], latest[:count], head, work, near), _shared_out(p, found[:count], head, far))
+            head[v] = max(head[v], _shared_out(p, found[:count], head, far))
+            late = np.flatnonzero(latest[:count] > head[v])
+            if len(late) > 0:
+                head[v] = max(head[v], _earliest(found[late], latest[late], head, work, near))
     return head
 
 
