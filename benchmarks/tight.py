@@ -2,8 +2,9 @@
 
     python -m benchmarks.tight [--set=tuning,held_out] [--cases=training-] [--methods=auto,m_etf] [--slack=1.02,1.05] [--out=FILE.json]
 
-The plans of benchmarks/results/planted.json were pressed (`benchmarks.planted`). The two sets share no graph; TUNING is for looking at
-while a method is made, HELD_OUT for the final comparison alone.
+The plans of benchmarks/results/planted.json were pressed: from chunks of equal bytes on, the search for plans that fit
+(`baechi_ext.place.fitting`) ran again and again under limits some percent below those it last kept, until it failed. The two sets share
+no graph; TUNING is for looking at while a method is made, HELD_OUT for the final comparison alone.
 
 `auto` runs until it has a plan, at most for --time_limit seconds; its seconds are those until then. Other methods know no limit but
 their own. Every plan is simulated again here. Slack 1 leaves exactly the bytes of the planted plan.
@@ -28,8 +29,6 @@ from benchmarks.quality import simulated
 from benchmarks.runner import ROOT, Benchmark, Row, markdown, progress, some_of, timed
 
 SEARCH = "auto"
-SMALLEST_SHARE = 0.5
-"""The last device's limit as a share of the first one's, where limits are unequal."""
 
 
 class Planted(Case):
@@ -43,16 +42,8 @@ class Planted(Case):
         """The cluster with `slack` (1 and more) times the memory that the plan needs."""
         peaks = simulate(self.graph, self.unlimited, *decoded(plan)).peak_memory_bytes
         needed = [max(peaks)] * len(peaks) if self.memory == "equal" else peaks
-        return self.limited([slack * peak for peak in needed])
-
-    def limited(self, limits: Sequence[float]) -> Cluster:
-        devices = zip(self.unlimited.devices, limits, strict=True)
-        return replace(self.unlimited, devices=tuple(replace(d, memory_bytes=int(limit)) for d, limit in devices))
-
-
-def encoded(placement: Sequence[int], priority: Sequence[float]) -> Row:
-    """A plan, short: a digit per op, and the ops in their order."""
-    return {"placement": "".join(map(str, placement)), "order": sorted(range(len(priority)), key=priority.__getitem__)}
+        devices = zip(self.unlimited.devices, needed, strict=True)
+        return replace(self.unlimited, devices=tuple(replace(d, memory_bytes=int(slack * peak)) for d, peak in devices))
 
 
 def decoded(plan: Row) -> tuple[list[int], list[float]]:

@@ -7,7 +7,7 @@ import pytest
 
 from baechi_ext.ir.plan import memory_violations, placement_violations
 from baechi_ext.simulate import simulate
-from benchmarks import planted, tight
+from benchmarks import tight
 
 
 @pytest.mark.parametrize("case", [case for cases in tight.SETS.values() for case in cases if case.ops <= 500], ids=lambda case: case.name)
@@ -27,17 +27,6 @@ def test_every_case_has_a_plan_and_the_sets_share_no_graph() -> None:
     cases = [case for cases in tight.SETS.values() for case in cases]
     assert sorted(plans) == sorted(case.name for case in cases)
     assert len({case.seed for case in cases}) == len(cases)
-
-
-def test_pressing_leaves_less_than_the_plan_it_begins_with() -> None:
-    case = tight.TUNING[0]
-    begin = planted.known_plan(case.graph, case.unlimited)[2]
-    assert max(planted.pressed(case).timeline.peak_memory_bytes) < max(begin)
-
-
-def test_a_plan_is_read_as_it_was_written() -> None:
-    plan = tight.planted_plans()[tight.TUNING[0].name]
-    assert tight.encoded(*tight.decoded(plan)) == plan
 
 
 def test_a_table_of_who_finds_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
