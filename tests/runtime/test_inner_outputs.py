@@ -24,6 +24,14 @@ class Shown(nn.Module):
         return self.last(late + early), early, late
 
 
+class Keeping(Shown):
+    """Gives one of them by an attribute."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out, self.early, late = super().forward(x)
+        return out, late
+
+
 def differentiated(out: Tensor, early: Tensor, late: Tensor) -> list[Any]:
     return [*torch.autograd.grad(out.square().sum(), [late, early], retain_graph=True), out.sum().backward()]
 
@@ -59,13 +67,14 @@ def unused(out: Tensor, early: Tensor, late: Tensor) -> list[Any]:
     return seen
 
 
-def steps(use: Callable[..., list[Any]], wrap: Callable[[nn.Module], nn.Module]) -> tuple[list[Any], nn.Module]:
+def steps(use: Callable[..., list[Any]], wrap: Callable[[nn.Module], nn.Module], kind: type[Shown] = Shown) -> tuple[list[Any], nn.Module]:
     """Gradients that `use` finds, and those of parameters: nobody asks in the first calls."""
     torch.manual_seed(0)
-    model = wrap(Shown())
+    model = wrap(kind())
     found: list[Any] = []
     for step in range(4):
         values = model(torch.randn(5, 6))
+        values = (values[0], model.early, values[1]) if kind is Keeping else values
         if step < 2:
             values[0].sum().backward()
         else:
@@ -74,16 +83,18 @@ def steps(use: Callable[..., list[Any]], wrap: Callable[[nn.Module], nn.Module])
     return found, model
 
 
-@pytest.mark.parametrize("use", [differentiated, retained, hooked, of_second_order, unused])
-def test_a_gradient_on_the_way_is_what_it_is_unplaced(use: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]) -> None:
-    expected, _ = steps(use, lambda model: model)
-    found, model = steps(use, lambda model: place(model, strict=False))
+@pytest.mark.parametrize(
+    ("kind", "use"), [*((Shown, use) for use in (differentiated, retained, hooked, of_second_order, unused)), (Keeping, hooked)]
+)
+def test_a_gradient_on_the_way_is_what_it_is_unplaced(kind: type[Shown], use: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    expected, _ = steps(use, lambda model: model, kind)
+    found, model = steps(use, lambda model: place(model, strict=False), kind)
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
         assert (a is None) is (b is None)
         assert a is None or torch.allclose(a, b, rtol=1e-5, atol=1e-6)
     assert report(model).placed_steps == 2
-    assert "Shown runs as it is: it returns what it also computes with" in capsys.readouterr().err
+    assert f"{kind.__name__} runs as it is: it returns what it also computes with" in capsys.readouterr().err
 
 
 def test_nobody_asks_and_calls_stay_placed() -> None:

@@ -417,7 +417,7 @@ def test_where_the_script_forbids_to_trace_anew_it_runs_as_it_is(tmp_path: Path,
 @pytest.mark.parametrize(
     ("row", "taken"),
     [
-        ("try:\n            y = y + self.rows(n)\n        except IndexError:\n            self.taken += 1", "2"),
+        ("try:\n            y = y + self.rows(n)\n        except IndexError:\n            self.taken += 1; y = y + self.rows(n % 9)", "2"),
         ("with contextlib.suppress(KeyError, IndexError):\n            y = y + self.rows(n)", "0"),
     ],
 )

@@ -157,28 +157,6 @@ class RaisedAfterAListWasFilled(Failing):
         return hidden
 
 
-@case(lambda given, model: (train(model, steps=9), given.taken))
-class TakesWhatAnOpRaises(Net):
-    """Numbers of rows that are not there, from time to time."""
-
-    steps = taken = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = nn.Embedding(8, 32)
-
-    def row(self, number: Tensor) -> Tensor:
-        try:
-            return self.rows(number)
-        except IndexError:
-            self.taken += 1
-            return self.rows(number % 8)
-
-    def hidden(self, x: Tensor) -> Tensor:
-        self.steps += 1
-        return super().hidden(x) + self.row(torch.tensor(9 if self.steps % 4 == 0 else self.steps % 8).expand(len(x)))
-
-
 @case(lambda given, model: (_caught(given, model), given.depth, given.deepest))
 class FinallyPutsAnAttributeBack(Failing):
     depth = 0

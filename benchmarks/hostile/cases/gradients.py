@@ -125,43 +125,6 @@ def outputs_go_backward_one_after_the_other(model: Heads, x: Tensor, y: Tensor) 
     return loss
 
 
-class Shown(Net):
-    """Returns what it computes on the way, too, a part of it by an attribute."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        self.early = torch.tanh(self.first(x))
-        late = torch.relu(self.second(self.early))
-        return self.last(late), late
-
-
-def gradient_of_what_is_computed_on_the_way(model: Shown, x: Tensor, y: Tensor, step: int) -> Any:
-    out, late = model(x)
-    parts = [] if step < 3 else torch.autograd.grad(out.logsumexp(1).sum(), [model.early, late, model.last.weight], retain_graph=True)
-    (F.cross_entropy(out, y) + late.square().mean()).backward()
-    return out.detach(), parts
-
-
-def gradient_of_what_is_computed_on_the_way_is_retained(model: Shown, x: Tensor, y: Tensor, step: int) -> Any:
-    out, late = model(x)
-    if step > 2:
-        late.retain_grad()
-        model.early.retain_grad()
-    F.cross_entropy(out + late[:, :4], y).backward()
-    return out.detach(), late.grad, model.early.grad
-
-
-def hooks_on_what_is_computed_on_the_way(model: Shown, seen: list[Any], x: Tensor, y: Tensor, step: int) -> Any:
-    def pass_on_half() -> Tensor:
-        out, late = model(x)
-        if step % 3 == 2:
-            late.register_hook(lambda gradient: seen.append(gradient.clone()) or gradient * 0.5)
-            model.early.register_hook(lambda gradient: seen.append(gradient.clone()))
-        return out + model.early.mean()
-
-    F.cross_entropy(pass_on_half(), y).backward(create_graph=step == 5)
-    return list(seen)
-
-
 @case
 class SomeParametersGetNoGradient(Heads):
     def forward(self, x: Tensor) -> Tensor:
