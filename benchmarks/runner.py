@@ -82,10 +82,14 @@ def machine() -> Row:
 
 
 def commit(checkout: Path) -> str | None:
-    """The commit of a checkout, "-dirty" where files differ from it; None outside of one."""
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    """The commit of a checkout, "-dirty" where files differ from it, but for results: a benchmark writes its own; None outside of one."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(checkout), *words], capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+        return git("rev-parse", "--short=12", "HEAD") + "-dirty" * bool(changed)
     except (OSError, subprocess.CalledProcessError):
         return None
 

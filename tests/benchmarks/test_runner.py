@@ -3,13 +3,14 @@
 import argparse
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from baechi_ext.errors import FileError
-from benchmarks.runner import Benchmark, Row, in_fresh_process, in_turn, parsed, some_of, table, timed
+from benchmarks.runner import Benchmark, Row, commit, in_fresh_process, in_turn, parsed, some_of, table, timed
 
 
 def test_variants_take_turns() -> None:
@@ -48,6 +49,23 @@ def test_the_file_has_what_there_is_so_far(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().out == out.with_suffix(".md").read_text() == said
     with pytest.raises(FileError):
         benchmark.main([f"--out={tmp_path / 'missing' / 'result.json'}"])
+
+
+def test_a_checkout_is_changed_by_anything_but_results(tmp_path: Path) -> None:
+    assert commit(tmp_path) is None
+    code, result = tmp_path / "code.py", tmp_path / "benchmarks" / "results" / "a.json"
+    result.parent.mkdir(parents=True)
+    for path in (code, result):
+        path.write_text("old")
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), ("add", "."), (*author, "commit", "-q", "-m", "first")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    clean = commit(tmp_path)
+    assert clean is not None and len(clean) == 12
+    result.write_text("new")
+    assert commit(tmp_path) == clean
+    code.write_text("new")
+    assert commit(tmp_path) == f"{clean}-dirty"
 
 
 def test_a_fresh_process() -> None:
