@@ -115,10 +115,10 @@ def simple_placements(graph: OpGraph, problem: Problem, units: Units) -> Iterato
         yield kernel.earliest_end(problem, unit_of, order, factor)
 
 
-def annealed(graph_file: str, cluster_file: str, time_limit_seconds: float, seed: int) -> Row:
+def annealed(graph_file: str, cluster_file: str, time_limit_seconds: float) -> Row:
     """The worth of the plan found, for a process of its own."""
     graph, cluster = OpGraph.load(graph_file), Cluster.load(cluster_file)
-    found = anneal(graph, cluster, time_limit_seconds, seed)
+    found = anneal(graph, cluster, time_limit_seconds)
     if not found.valid:
         return {"status": "unknown", "error": "over the memory limits"}
     makespan_us = found.timeline.makespan_us

@@ -1,6 +1,6 @@
 """Measures how long the first plan waits for compiled kernels: `baechi place`, where nothing is compiled and after set-up compiled all.
 
-    python -m benchmarks.cold_start [--rounds=3] [--graph=benchmarks/graphs/inception_v3.json.gz] --out=benchmarks/results/cold_start.json
+    python -m benchmarks.cold_start [--rounds=3] --out=benchmarks/results/cold_start.json
 
 Each round has caches of its own. A search's time limit is its own: what it takes beyond is loading, compiling and reporting.
 """
@@ -19,7 +19,7 @@ from benchmarks.runner import ROOT, Benchmark, Row, cpu_seconds_of_children, pro
 
 SEARCH_SECONDS = 5
 METHODS = {"m_sct": (), "auto": (f"--time_limit={SEARCH_SECONDS}",)}
-FLAGS = {"--rounds": 3, "--graph": {"type": Path, "default": ROOT / "benchmarks" / "graphs" / "inception_v3.json.gz"}}
+GRAPH = ROOT / "benchmarks" / "graphs" / "inception_v3.json.gz"
 
 
 def run(name: str, command: Sequence[str], folder: str) -> Row:
@@ -34,10 +34,10 @@ def run(name: str, command: Sequence[str], folder: str) -> Row:
     return {"task": name, "seconds": seconds, "processor_seconds": used, "load_average": os.getloadavg()[0]}
 
 
-def a_round(graph: Path) -> Iterator[Row]:
+def a_round() -> Iterator[Row]:
     """Each method where nothing is compiled; then set-up, and each method twice."""
     places = {
-        method: ("baechi_runtime", "place", str(graph), f"--placement_method={method}", "--num_devices=2", *flags)
+        method: ("baechi_runtime", "place", str(GRAPH), f"--placement_method={method}", "--num_devices=2", *flags)
         for method, flags in METHODS.items()
     }
     for method, command in places.items():
@@ -54,7 +54,7 @@ def a_round(graph: Path) -> Iterator[Row]:
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     rows: list[Row] = []
     for number in range(args.rounds):
-        rows += [{"round": number, **row} for row in a_round(args.graph.resolve())]
+        rows += [{"round": number, **row} for row in a_round()]
         tasks = dict.fromkeys(row["task"] for row in rows)
         medians = {task: statistics.median(row["seconds"] for row in rows if row["task"] == task) for task in tasks}
         yield {"search_seconds": SEARCH_SECONDS, "median_seconds": medians, "rows": rows}
@@ -64,7 +64,7 @@ def report(found: Row) -> str:
     return "\n".join(f"{task}: {seconds:.2f} s" for task, seconds in found["median_seconds"].items())
 
 
-main = Benchmark("cold_start", __doc__, FLAGS, measure, report).main
+main = Benchmark("cold_start", __doc__, {"--rounds": 3}, measure, report).main
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,6 @@
 """Measures how far `exact` proves optimality: random graphs by number of ops, devices, and communication to computation ratio (CCR).
 
-    python -m benchmarks.exact_reach [--ops=8,12,16,20,30] [--devices=2,3] [--ccr=0.1,1,10] [--instances=4] [--time_limit=60] [--out=FILE]
+    python -m benchmarks.exact_reach [--ops=8,12,16,20,30] [--time_limit=60] [--out=FILE]
 
 The CCR is the mean transfer time over the mean compute time. A quarter of the graphs each are layered, fork-joins, random, and training
 steps whose backward ops are tied to their forward ops. One row per cell: the share proven, the median and longest time, and
@@ -21,7 +21,8 @@ from benchmarks.runner import Benchmark, Row, progress, table, timed
 
 Pairs = list[tuple[int, int]]
 _MEAN_BYTES = 50.5
-FLAGS = {"--ops": (8, 12, 16, 20, 30), "--devices": (2, 3), "--ccr": (0.1, 1.0, 10.0), "--instances": 4, "--time_limit": 60.0}
+DEVICES, CCRS, INSTANCES = (2, 3), (0.1, 1.0, 10.0), 4
+FLAGS = {"--ops": (8, 12, 16, 20, 30), "--time_limit": 60.0}
 COLUMNS = {
     "ops": "{ops:g}",
     "devices": "{devices:g}",
@@ -83,16 +84,16 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     """One row per cell, with all times and gaps."""
     place("exact", *instance(4, 2, 1.0, 0))  # compiles what is not compiled yet
     rows: list[Row] = []
-    for ops, devices, ccr in product(args.ops, args.devices, args.ccr):
+    for ops, devices, ccr in product(args.ops, DEVICES, CCRS):
         row: Row = {"ops": ops, "devices": devices, "ccr": ccr, "proven": 0, "seconds": [], "gap": []}
-        for seed in range(args.instances):
+        for seed in range(INSTANCES):
             options = PlaceOptions(time_limit_seconds=args.time_limit)
             result, took = timed(partial(place, "exact", *instance(ops, devices, ccr, seed), options))
             row["seconds"].append(took["seconds"])
             row["gap"].append(result.predicted_step_us / result.lower_bound_us - 1)
             row["proven"] += result.status == "optimal"
         rows.append(row)
-        progress(f"{ops} ops, {devices} devices, CCR {ccr}: {row['proven']}/{args.instances} proven")
+        progress(f"{ops} ops, {devices} devices, CCR {ccr}: {row['proven']}/{INSTANCES} proven")
         yield {"rows": rows}
 
 

@@ -1,7 +1,7 @@
 """A user's own training loop on one GPU, its module as it is, compiled by PyTorch, and placed on that GPU op by op and as
 CUDA graphs, in turn.
 
-    python -m benchmarks.gpu_loop [--model_names=A,B] [--ways=...] [--steps=20] --out=benchmarks/results/gpu_loop
+    python -m benchmarks.gpu_loop [--model_names=A,B] --out=benchmarks/results/gpu_loop
 
 Writes NAME.json and NAME.md. A step is zero_grad(), forward, backward and step() of AdamW; each model has a process of its own. `as eager`
 is the ratio of pairs; `loss` the largest relative difference from the eager module's loss, which is not 0 where other random numbers are
@@ -25,8 +25,8 @@ from baechi_runtime.torch.backend import build_step
 from benchmarks.runner import Benchmark, Row, in_fresh_process, in_turn, some_of, table
 from benchmarks.sizes import SIZES
 
-WARM_UP = 10
-"""Steps before: placed calls are verified and captured, compiled ones recorded."""
+STEPS, WARM_UP = 20, 10
+"""Steps that are timed, and those before: placed calls are verified and captured, compiled ones recorded."""
 PLACED = {"devices": ["cuda:0"], "method": "contiguous", "keep_placed": True, "strict": True, "cache": False}
 WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "eager": lambda module: module,
@@ -36,7 +36,7 @@ WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "graphs": partial(baechi_ext.parallelize, cuda_graphs=True, **PLACED),
 }
 MODELS = ("gpt2", "wide_towers", "transformer", "inception_v3")
-FLAGS = {"--model_names": some_of(SIZES, MODELS), "--ways": some_of(WAYS), "--steps": 20}
+FLAGS = {"--model_names": some_of(SIZES, MODELS)}
 
 
 class Loop:
@@ -63,12 +63,12 @@ class Loop:
         return (time.perf_counter() - begun) * 1e3, loss.item()
 
 
-def rows_of(model: str, ways: list[str], steps: int) -> list[Row]:
+def rows_of(model: str) -> list[Row]:
     step = build_step(TrainRequest(model, PlanRequest(), SIZES[model], num_devices=1, cuda=True)).replica("cuda:0")
-    loops = {way: Loop(step.module, step.inputs, way) for way in ways}
+    loops = {way: Loop(step.module, step.inputs, way) for way in WAYS}
     before = {way: [loop.step() for _ in range(WARM_UP)] for way, loop in loops.items()}
-    found = in_turn({way: loop.step for way, loop in loops.items()}, steps)
-    losses = {way: [loss for _, loss in (*before[way], *found[way])] for way in ways}
+    found = in_turn({way: loop.step for way, loop in loops.items()}, STEPS)
+    losses = {way: [loss for _, loss in (*before[way], *found[way])] for way in WAYS}
     eager = [ms for ms, _ in found["eager"]]
     rows = []
     for way, samples in found.items():
@@ -82,7 +82,7 @@ def rows_of(model: str, ways: list[str], steps: int) -> list[Row]:
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     rows: list[Row] = []
     for model in args.model_names:
-        rows += in_fresh_process(rows_of, model, args.ways, args.steps)
+        rows += in_fresh_process(rows_of, model)
         yield {"gpu": torch.cuda.get_device_name(0), "rows": rows}
 
 

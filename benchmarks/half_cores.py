@@ -4,8 +4,9 @@
 
 What stands behind -- are flags of `baechi compare`; steps are run by worker processes. Each worker is a control group of its own, and has a
 thread that computes whatever the worker leaves of its share, as time that a slow core is idle is lost, too: so all groups of a core always
-compute, and the system gives each as much. It looks at them every --beat_us, for which a thread of one worker of each core wakes it up.
-Time that a thread has computed counts as the time that it takes a core of that speed. Needs Linux, control groups of version 1, and root.
+compute, and the system gives each as much. It looks at them every half a millisecond, for which a thread of one worker of each core wakes
+it up. Time that a thread has computed counts as the time that it takes a core of that speed. Needs Linux, control groups of version 1, and
+root.
 """
 
 import argparse
@@ -28,8 +29,8 @@ from benchmarks import comparing
 from benchmarks.runner import Benchmark, Row
 
 GROUPS, PREFIX = Path("/sys/fs/cgroup/cpu"), "baechi_part_of_a_core"
-_PRIORITY = 50
-"""The priority of the real-time threads that wake the system up."""
+_PRIORITY, _BEAT_US = 50, 500
+"""The priority of the real-time threads that wake the system up, and how long they sleep between."""
 _WINDOW_SECONDS, _UNSETTLED = 0.5, 6
 """In the first windows others may still begin, and leave more than they will."""
 _usleep = ctypes.CDLL(None).usleep
@@ -70,13 +71,13 @@ def _group(parent: int, rank: int) -> Path:
     return GROUPS / f"{PREFIX}_{parent}_{rank}"
 
 
-def become_part_of_a_core(rank: int, cores: Sequence[int], beat_us: int, windows: int = 20) -> float:
+def become_part_of_a_core(rank: int, cores: Sequence[int], windows: int = 20) -> float:
     """Makes this process, in its group, one of those that share these cores; returns its share of a core: the most that it gets in one of
     these windows of time, since others only ever take away from it. All have to do it at about the same time."""
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     (_group(os.getppid(), rank) / "cgroup.procs").write_text(str(os.getpid()))
     if rank < len(cores):
-        threading.Thread(target=_keep_waking, args=[beat_us], daemon=True).start()
+        threading.Thread(target=_keep_waking, daemon=True).start()
     rest = threading.Thread(target=_use_up, daemon=True)
     rest.start()
     clock = time.pthread_getcpuclockid(rest.ident or 0)
@@ -94,11 +95,11 @@ def _use_up() -> None:
     _burn(1)
 
 
-def _keep_waking(us: int) -> None:
+def _keep_waking() -> None:
     """Has the system choose, every so often, who computes: by itself it does so some 250 times a second."""
     (GROUPS / "tasks").write_text(str(threading.get_native_id()))  # other groups may have no real-time threads
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
-    _beat(us)
+    _beat(_BEAT_US)
 
 
 def count_by_share(share: float, cores: Sequence[int]) -> None:
@@ -112,10 +113,10 @@ def count_by_share(share: float, cores: Sequence[int]) -> None:
     devices.available_cores = lambda: tuple(cores)
 
 
-def compared(request: Any, beat_us: int) -> Iterator[Row]:
+def compared(request: Any) -> Iterator[Row]:
     """A worker's part; the first one's is the comparison."""
     cores = sorted(os.sched_getaffinity(0))
-    share = become_part_of_a_core(worker_place()[0], cores, beat_us)
+    share = become_part_of_a_core(worker_place()[0], cores)
     count_by_share(share, cores)
     from baechi_runtime.drivers.comparing import compare
     from baechi_runtime.sharding.ranked import TorchEngines, on_devices
@@ -130,7 +131,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     request = comparing.request_of(args)
     count = request.train.num_devices
     if is_worker():
-        yield from compared(request, args.beat_us)
+        yield from compared(request)
         return
     if os.getuid() or not (GROUPS / "cgroup.procs").exists():
         raise OptionError(f"control groups are made in {GROUPS}, which needs Linux with version 1 of them, and root")
@@ -143,7 +144,7 @@ def report(found: Row) -> str:
     return f"{found['model']}, each device {found['share_of_a_core']:.3f} of a core\n\n{comparing.report(found)}"
 
 
-main = Benchmark("half_cores", __doc__, {"--beat_us": 500, **comparing.FLAGS}, measure, report).main
+main = Benchmark("half_cores", __doc__, comparing.FLAGS, measure, report).main
 
 if __name__ == "__main__":
     main()

@@ -46,7 +46,8 @@ from benchmarks.sizes import SIZES
 COUNTED, THREADS, WORKERS = "counted", "2 threads an op", "2 worker processes"
 _LEAST_US = 20.0
 """Ops that take less are mostly their start."""
-_TIMEOUT_SECONDS = 600
+_NUM_STEPS, _TIMEOUT_SECONDS = 15, 600
+MODELS = ("alexnet", "gpt2", "inception_v3", "wide_towers", "rnnlm")
 
 
 class _Threads(CpuDevice):
@@ -73,7 +74,7 @@ def profiled(model: str) -> tuple[OpGraph, dict[int, dict[str, float]], Hardware
     return with_counts(graph, binding), found, cpu_hardware(), load.share()
 
 
-def placed(model: str, steps: int, graph: OpGraph, hardware: Hardware) -> Row:
+def placed(model: str, graph: OpGraph, hardware: Hardware) -> Row:
     """The step of a plan for two worker processes, as it runs and as it is predicted with the costs of `graph`."""
     sizes = {
         name: value
@@ -81,7 +82,7 @@ def placed(model: str, steps: int, graph: OpGraph, hardware: Hardware) -> Row:
         if (value := getattr(SIZES[model], name)) is not None
     }
     with tempfile.TemporaryDirectory() as folder:
-        words = [f"--model_name={model}", "--num_devices=2", "--workers=process", "--placement_method=m_etf", f"--num_steps={steps}"]
+        words = [f"--model_name={model}", "--num_devices=2", "--workers=process", "--placement_method=m_etf", f"--num_steps={_NUM_STEPS}"]
         words += [f"--{name}={value}" for name, value in sizes.items()] + [f"--out={folder}", "--quiet"]
         command = [sys.executable, "-m", "baechi_runtime", "train", *words]
         environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
@@ -157,7 +158,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     rows: list[Row] = []
     probes: list[Row] = []
     small: list[float] = []
-    for model in args.models:
+    for model in MODELS:
         progress(model)
         graph, us, one, load = in_fresh_process(profiled, model)
         costed = graph.replace_ops([replace(op, compute_us=us[1][op.id]) for op in graph.ops])
@@ -170,7 +171,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         rows.append(
             _row(model, THREADS, threads.total_compute_us(), sum(us[2].values())) | _of_ops(threads, us[2]) | {"load_of_others": load}
         )
-        rows.append(placed(model, args.num_steps, costed, one))
+        rows.append(placed(model, costed, one))
         small += [us[1][op.id] for op in graph.ops if op.op != INPUT and op.phase != UPDATE and one.roofline_us(op) < one.start_us + 1]
         probes.append({"model": model, "core": one.source})
         yield {"probes": probes, "small_op_us": statistics.median(small or [0]), "small_ops": len(small), **summary(rows), "rows": rows}
@@ -196,8 +197,7 @@ def report(found: Row) -> str:
     return f"{table(COLUMNS, found['rows'])}\n\nmeasured / predicted: {spreads}\nerrors of steps: {errors}"
 
 
-MODELS = ("alexnet", "gpt2", "inception_v3", "wide_towers", "rnnlm")
-main = Benchmark("hardware", __doc__, {"--models": MODELS, "--num_steps": 15}, measure, report).main
+main = Benchmark("hardware", __doc__, {}, measure, report).main
 
 if __name__ == "__main__":
     main()

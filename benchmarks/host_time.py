@@ -1,6 +1,6 @@
 """The host's time for a step on CUDA devices: what PyTorch's own step takes, our program op by op, and as one CUDA graph.
 
-    python -m benchmarks.host_time [--model_names=A,B] [--devices=1,4] [--rounds=20] --out=benchmarks/results/host_time
+    python -m benchmarks.host_time [--rounds=20] --out=benchmarks/results/host_time
 
 Writes NAME.json and NAME.md. A step is timed until its devices are done: by the wall clock, and in CPU time of this process, of which other
 programs take nothing. Where kernels take no time, as on the tests' stand-in for CUDA with CUDA_STUB_KERNELS=none, that is the host's time.
@@ -40,7 +40,7 @@ EAGER, OP_BY_OP, GRAPH = "eager", "op by op", "one graph"
 QUICK = ProfileOptions(warmup=1, repeats=2)
 LINK = Link(us_per_byte=1e-5, latency_us=10)
 """About NVLink's: that several devices get work at all."""
-FLAGS = {"--model_names": tuple(SIZES), "--devices": (1, 4), "--rounds": 20}
+DEVICES = (1, 4)
 
 
 class TimedRecorder(CudaRecorder):
@@ -60,15 +60,15 @@ class TimedRecorder(CudaRecorder):
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """One model after the other."""
     rows: list[Row] = []
-    for name in args.model_names:
-        rows += _of_model(name, args)
+    for name in SIZES:
+        rows += _of_model(name, args.rounds)
         yield {"gpu": torch.cuda.get_device_name(0), "rows": rows}
 
 
-def _of_model(name: str, args: argparse.Namespace) -> list[Row]:
+def _of_model(name: str, rounds: int) -> list[Row]:
     request = TrainRequest(name, pipeline.PlanRequest(), SIZES[name], num_devices=1, cuda=True)
     step, graph, binding = capture(request)
-    devices = cuda_devices(max(args.devices))
+    devices = cuda_devices(max(DEVICES))
     with StreamExecutor(devices) as executor, StreamExecutor(devices, recorder=TimedRecorder) as graphs:
         profile = profile_step(executor, graph, binding, step, QUICK)
         costed = attach_costs(graph, profile)
@@ -85,7 +85,7 @@ def _of_model(name: str, args: argparse.Namespace) -> list[Row]:
         link = replace(LINK, issue_us=executor.probe_link().issue_us) if len(devices) > 1 else LINK
         plans: dict[int, Timeline] = {}
         graphed: dict[int, StreamStep] = {}
-        for count in args.devices:
+        for count in DEVICES:
             cluster = Cluster.uniform(count, link=LINK)
             plan = pipeline.PlanRequest("m_etf" if count > 1 else "single")
             timeline = plans[count] = one_device_timeline(costed) if count == 1 else pipeline.plan(costed, cluster, plan).timeline
@@ -96,7 +96,7 @@ def _of_model(name: str, args: argparse.Namespace) -> list[Row]:
             for _ in range(WARM_UP_STEPS + 2):
                 step_of()
         notes = {count: placed.note for count, placed in graphed.items()}
-        samples = in_turn(steps, args.rounds)
+        samples = in_turn(steps, rounds)
     rows: list[Row] = []
     for (kind, count), taken in samples.items():
         wall_us, cpu_us, *launch_us = (statistics.median(column) for column in zip(*taken, strict=True))
@@ -140,7 +140,7 @@ def report(found: Row) -> str:
     return f"{table(columns, found['rows'])}\n\nOn {found['gpu']}. `{found['command']}`"
 
 
-main = Benchmark("host_time", __doc__, FLAGS, measure, report, markdown=True).main
+main = Benchmark("host_time", __doc__, {"--rounds": 20}, measure, report, markdown=True).main
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,6 @@
 """Eager steps of the built-in models on one core, where malloc keeps all that is freed and where it does as it does by itself, in turn.
 
-    python -m benchmarks.kept_memory [--model_names=A,B] [--rounds=10] --out=benchmarks/results/kept_memory
+    python -m benchmarks.kept_memory --out=benchmarks/results/kept_memory
 
 Writes NAME.json and NAME.md. Each kind has a process of its own; neither has huge pages.
 """
@@ -23,8 +23,7 @@ from benchmarks.sizes import SIZES
 CASES = {**SIZES, "gpt2/50257": replace(SIZES["gpt2"], vocab_size=50_257)}
 """gpt2/50257 has as many words as GPT-2 was trained with."""
 KINDS = ("given back", "kept")
-WARMUP = 3
-FLAGS = {"--model_names": tuple(CASES), "--rounds": 10}
+WARMUP, ROUNDS = 3, 10
 
 
 def build(case: str, kind: str) -> None:
@@ -59,12 +58,12 @@ def peak_bytes() -> int:
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     rows: list[Row] = []
-    for case in args.model_names:
+    for case in CASES:
         with ExitStack() as stack:
             pools = {kind: stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))) for kind in KINDS}
             for kind, pool in pools.items():
                 pool.submit(build, case, kind).result()
-            samples = in_turn({kind: lambda pool=pool: pool.submit(step).result() for kind, pool in pools.items()}, args.rounds)
+            samples = in_turn({kind: lambda pool=pool: pool.submit(step).result() for kind, pool in pools.items()}, ROUNDS)
             for kind, found in samples.items():
                 ms, faults = zip(*found, strict=True)
                 peak = pools[kind].submit(peak_bytes).result()
@@ -90,7 +89,7 @@ def report(found: Row) -> str:
     return f"{table(COLUMNS, found['rows'])}\n\n`{found['command']}`"
 
 
-main = Benchmark("kept_memory", __doc__, FLAGS, measure, report, markdown=True).main
+main = Benchmark("kept_memory", __doc__, {}, measure, report, markdown=True).main
 
 if __name__ == "__main__":
     main()

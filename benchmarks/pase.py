@@ -22,7 +22,7 @@ from baechi_ext.shard.rules import Rules
 from baechi_ext.shard.rules_original import OriginalRules
 from baechi_ext.shard.search import Found, SearchOptions, search
 from baechi_runtime.host.process_memory import high_water_bytes
-from benchmarks.runner import Benchmark, Row, in_fresh_process, in_turn, some_of, table, timed
+from benchmarks.runner import Benchmark, Row, in_fresh_process, in_turn, table, timed
 
 BATCH = {"alexnet": 128, "resnet101": 128, "inception3": 128, "rnnlm": 64, "transformer": 64}
 PUBLISHED = {
@@ -32,7 +32,7 @@ PUBLISHED = {
     "transformer": {4: (9.752, None), 8: (28.798, None), 16: (130.882, None), 32: (553.022, None), 64: (1883.187, None)},
 }
 """Seconds of PaSE and of FlexFlow's search, by network and number of devices; the paper has no ResNet."""
-FLAGS = {"--graphs": some_of(BATCH), "--devices": (4, 8, 16, 32, 64), "--depths": (3, 6, 12, 24, 48), "--rounds": 5}
+DEVICES, LAYERS, ROUNDS = (4, 8, 16, 32, 64), (3, 6, 12, 24, 48), 5
 
 
 class Cell(NamedTuple):
@@ -97,9 +97,9 @@ def compared(devices: int, cost_model: str) -> list[Row]:
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     models = list(reversed(COST_MODELS))
-    cells = [Cell(graph, p, model) for model in models for graph in args.graphs for p in args.devices]
-    cells += [Cell("transformer", 16, model, depth) for model in models for depth in args.depths]
-    rows = measured(cells, args.rounds)
+    cells = [Cell(graph, p, model) for model in models for graph in BATCH for p in DEVICES]
+    cells += [Cell("transformer", 16, model, depth) for model in models for depth in LAYERS]
+    rows = measured(cells, ROUNDS)
     yield {"rows": rows, "others": [row for model in models for p in (8, 64) for row in compared(p, model)]}
 
 
@@ -132,7 +132,7 @@ def report(found: Row) -> str:
     return "\n\n".join((plain, depths, others))
 
 
-main = Benchmark("pase", __doc__, FLAGS, measure, report).main
+main = Benchmark("pase", __doc__, {}, measure, report).main
 
 if __name__ == "__main__":
     main()

@@ -18,11 +18,11 @@ from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.search import Found, search
 from baechi_runtime.models.registry import MODELS, ModelOptions, make_step
 from baechi_runtime.report.tables import as_size, as_time
-from benchmarks.runner import Benchmark, Row, in_fresh_process, in_turn, markdown, progress, some_of, table, timed
+from benchmarks.runner import Benchmark, Row, in_fresh_process, in_turn, markdown, progress, table, timed
 
 UNTIED = ("rnnlm",)
 BATCH = 64
-FLAGS = {"--models": some_of(MODELS), "--devices": (2, 4, 8, 64), "--rounds": 3}
+DEVICES, ROUNDS = (2, 4, 8, 64), 3
 
 
 def sample(model: str, devices: Sequence[int], rounds: int, options: ModelOptions) -> Row:
@@ -60,9 +60,9 @@ def _row(devices: int, searches: Sequence[tuple[Found, dict[str, float]]]) -> Ro
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     models: list[Row] = []
-    for model in args.models:
+    for model in MODELS:
         progress(f"capturing and searching {model}")
-        models.append(in_fresh_process(sample, model, args.devices, args.rounds, ModelOptions(batch_size=BATCH)))
+        models.append(in_fresh_process(sample, model, DEVICES, ROUNDS, ModelOptions(batch_size=BATCH)))
         yield {"batch": BATCH, "models": models}
 
 
@@ -91,7 +91,7 @@ def report(found: Row) -> str:
     return markdown(["model", "calls", "captured", *titles, "largest", "status"], lines) + "\n\n" + table(columns, untied)
 
 
-main = Benchmark("pase_captured", __doc__, FLAGS, measure, report).main
+main = Benchmark("pase_captured", __doc__, {}, measure, report).main
 
 if __name__ == "__main__":
     main()

@@ -21,7 +21,6 @@ from baechi_ext.ir.files import make_folder
 from baechi_ext.place.placeto.checkpoint import SHIPPED, save_policy
 from baechi_ext.place.placeto.decisions import Decisions
 from baechi_ext.place.placeto.environment import Rules
-from baechi_ext.place.placeto.learning import ALGORITHMS
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
 from baechi_ext.place.placeto.train import Trainer, TrainingConfig
 from baechi_ext.place.placeto.training_task import TrainingTask
@@ -87,13 +86,11 @@ FLAGS = {
     "--folder": {"type": Path, "default": INSTALLED, "help": "where the families are"},
     "--updates": 1000,
     "--episodes": {"type": int, "default": 8, "help": "at once on each graph"},
-    "--algorithm": {"choices": tuple(ALGORITHMS), "default": "ppo"},
     "--visits": {"type": int, "default": 1, "help": "of each decision in an episode"},
     **{
         f"--{name}": getattr(TrainingConfig(), name)
         for name in ("discount", "start", "learning_rate", "entropy", "graphs", "seed", "workers")
     },
-    "--time_limit": {"type": float, "default": math.inf, "metavar": "SECONDS", "help": "stop then; the same command goes on"},
     "--ship": {"action": "store_true", "help": "write the best policy to where the package has it, too"},
 }
 
@@ -110,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     trainer = Trainer(policy, taught, config, exams)
     make_folder(args.out)
     about = {"training_tasks": len(taught), "exams": len(exams), "command": command(sys.argv[1:] if argv is None else argv)}
-    training = train_in(args.out, trainer, about, args.time_limit)
+    training = train_in(args.out, trainer, about, math.inf)
     if args.ship:
         SHIPPED.parent.mkdir(exist_ok=True)
         save_policy(SHIPPED, trainer.result, training)
@@ -118,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def command(argv: Sequence[str]) -> str:
     """The command that trains such a policy, whatever the folder, in however many parts."""
-    said = [word for word in argv if not word.startswith(("--out", "--time_limit", "--ship", "--workers"))]
+    said = [word for word in argv if not word.startswith(("--out", "--ship", "--workers"))]
     return " ".join(["python -m benchmarks.placeto_policy --out=FOLDER", *said, "--ship"])
 
 

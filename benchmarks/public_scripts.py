@@ -35,6 +35,7 @@ from benchmarks.runner import ROOT, Benchmark, Row, cpu_seconds_of_children, pro
 
 PLAIN = "{python} {script} {arguments}"
 PLACED = "{baechi} train --num_devices={devices} {script} -- {arguments}"
+DEVICES = 2
 MOST_LINES = 30
 """Lines that are kept of what the command says."""
 MOST_LETTERS = 120
@@ -157,7 +158,7 @@ class Runner:
     def fill(self, command: str) -> list[str]:
         """The words of a command."""
         python = Path(sys.executable)
-        names = {"python": str(python), "baechi": str(python.with_name("baechi")), "devices": str(self.args.devices)}
+        names = {"python": str(python), "baechi": str(python.with_name("baechi")), "devices": str(DEVICES)}
         names |= {"script": str(self.case.program(self.work)), "cache": str(self.cache), "root": str(ROOT)}
         words = []
         for word in shlex.split(command):
@@ -280,7 +281,6 @@ FLAGS = {
     "--sources": {"type": lambda text: Path(text).resolve(), "required": True, "help": "folder of checkouts, OWNER+NAME each"},
     "--only": (),
     "--runs": {"type": int, "default": 2, "help": "plain and placed runs, each"},
-    "--devices": 2,
     "--command": {"default": PLACED, "help": 'the placed command; "" for plain runs only (default: %(default)s)'},
     "--packages": {"type": Path, "help": "a folder of further packages: pip install --target"},
     "--work": {"type": Path, "help": "the folder that scripts run in, and caches are kept in (a temporary one)"},

@@ -3,11 +3,10 @@
     python -m benchmarks.quality --set=tuning [--cases=training-,random-500] [--methods=m_etf,m_sct] [--time_limit=60]
         [--anneal_seconds=60] [--part=1/2] [--out=FILE.json]
 
-Sets: tuning and held_out (benchmarks/families.py), captured (benchmarks/captured.py; graphs are kept in --graphs). Each method runs
-as `baechi place` in a process of its own, which is killed after --hard_limit seconds; its plan is simulated again here. With --out
-every result is written as soon as it is there, and a run that is started again goes on where it stopped; --redo=NAMES runs some
-methods anew (annealing among them). Several parts may run side by side, each on a core of its own (`taskset -c 0 ...`) and
-with an --out of its own; `python -m benchmarks.quality_table FILE.json ...` prints the tables of them all.
+Sets: tuning and held_out (benchmarks/families.py), captured (benchmarks/captured.py). Each method runs as `baechi place` in a process
+of its own, which is killed after --hard_limit seconds; its plan is simulated again here. With --out every result is written as soon as
+it is there, and a run that is started again goes on where it stopped. Several parts may run side by side, each on a core of its own
+(`taskset -c 0 ...`) and with an --out of its own; `python -m benchmarks.quality_table FILE.json ...` prints the tables of them all.
 """
 
 import argparse
@@ -52,11 +51,8 @@ def part_of(text: str) -> tuple[int, int]:
 CHOICE = {
     "--cases": {"type": lambda text: text.split(","), "default": [], "help": "only cases whose name contains one of these"},
     "--part": {"type": part_of, "default": (1, 1), "metavar": "I/N", "help": "only every N-th case, from the I-th on"},
-    "--redo": (),
     "--time_limit": {"type": float, "default": 60.0, "help": "for solvers and searches, seconds (default %(default)s)"},
     "--hard_limit": {"type": float, "default": 600.0, "help": "seconds after which a process is killed (default %(default)s)"},
-    "--seed": 0,
-    "--graphs": {"type": Path, "default": ROOT / "runs" / "graphs", "help": "where captured graphs are kept"},
 }
 """Flags of all that runs methods on these cases."""
 ALL_SETS = (*SETS, "captured")
@@ -64,7 +60,7 @@ FLAGS = {"--set": some_of(ALL_SETS, ["tuning"]), "--methods": some_of(METHODS), 
 
 
 def chosen_cases(args: argparse.Namespace) -> Iterator[AnyCase]:
-    sets = {**SETS, "captured": captured_cases(args.graphs)}
+    sets = {**SETS, "captured": captured_cases(ROOT / "runs" / "graphs")}
     cases = (case for name in args.set for case in sets[name])
     chosen = (case for case in cases if not args.cases or any(part in case.name for part in args.cases))
     part, parts = args.part
@@ -73,13 +69,13 @@ def chosen_cases(args: argparse.Namespace) -> Iterator[AnyCase]:
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Measures what the file lacks, method by method."""
-    options = {key: getattr(args, key) for key in ("time_limit", "anneal_seconds", "hard_limit", "seed")}
+    options = {key: getattr(args, key) for key in ("time_limit", "anneal_seconds", "hard_limit")}
     found = {"options": options, "cases": kept(args.out, options)["cases"]}
     for case in chosen_cases(args):
         hinted = any(op.expert is not None for op in case.graph.ops)
         columns = {ANNEALING: partial(beside, args)}
         columns |= {method: partial(placed, args, method, case) for method in args.methods if method != "expert" or hinted}
-        for _ in fill(args.redo, found["cases"], case, columns):
+        for _ in fill(found["cases"], case, columns):
             yield found
     yield found
 
@@ -94,13 +90,13 @@ def kept(out: Path | None, options: Row, releases: Row | None = None) -> Row:
     return found
 
 
-def fill(redo: Sequence[str], cases: Row, case: AnyCase, columns: dict[str, Callable[[Sequence[Path]], Cell]]) -> Iterator[Cell]:
-    """Adds to the case's row what it lacks of these columns, and those to redo.
+def fill(cases: Row, case: AnyCase, columns: dict[str, Callable[[Sequence[Path]], Cell]]) -> Iterator[Cell]:
+    """Adds to the case's row what it lacks of these columns.
 
     A column makes its cell of the files of the graph, of the cluster and for the plan.
     """
     row = cases.setdefault(case.name, {"cells": {}})
-    missing = [name for name in columns if name in redo or name not in row["cells"]]
+    missing = [name for name in columns if name not in row["cells"]]
     if not missing:
         return
     row |= {"ops": len(case.graph), "edges": sum(map(len, case.graph.inputs)), "devices": len(case.cluster)}
@@ -121,14 +117,14 @@ def fill(redo: Sequence[str], cases: Row, case: AnyCase, columns: dict[str, Call
 
 def beside(args: argparse.Namespace, files: Sequence[Path]) -> Cell:
     """The worth of plain annealing."""
-    return in_fresh_process(annealed, str(files[0]), str(files[1]), args.anneal_seconds, args.seed)
+    return in_fresh_process(annealed, str(files[0]), str(files[1]), args.anneal_seconds)
 
 
 def placed(args: argparse.Namespace, method: str, case: AnyCase, files: Sequence[Path], options: Sequence[str] = ()) -> Cell:
     """The plan of one method, with further options of `baechi place`, as the simulator sees it here."""
     graph, cluster, plan = files
     plan.unlink(missing_ok=True)
-    command = ["baechi_ext", "place", str(graph), f"--cluster={cluster}", f"--placement_method={method}", f"--seed={args.seed}"]
+    command = ["baechi_ext", "place", str(graph), f"--cluster={cluster}", f"--placement_method={method}"]
     command += [f"--time_limit={args.time_limit}", f"--out={plan}", "--json", *options]
     code, out, err, seconds = call(command, args.hard_limit)
     if code != 0:

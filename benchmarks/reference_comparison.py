@@ -3,9 +3,9 @@
     git clone https://github.com/beomyeol/baechi FOLDER
     git clone https://github.com/chiragcshetty/BaechiPyTorch FOLDER2
     python -m benchmarks.reference_comparison --baechi=FOLDER [--baechi_torch=FOLDER2] [--set=tuning,held_out] [--cases=training-]
-        [--most_ops=3000] [--part=1/2] [--out=FILE.json]
+        [--part=1/2] [--out=FILE.json]
 
-Cases are those of benchmarks.quality. A release runs in a process of its own, which is ended after --cpu_limit seconds of CPU time;
+Cases are those of benchmarks.quality. A release runs in a process of its own, which is ended after two minutes of CPU time;
 benchmarks/release.py says what is fed to it, and what stands in for the libraries it needs. Baechi's runs as
 its default placer and as its README's fusing one. The placement is simulated here twice, with the order in which ops were committed
 as priorities and without priorities; the better one that keeps the memory limits counts. A plan that breaks them is `over memory`.
@@ -25,9 +25,10 @@ from baechi_ext.ir import Cluster, OpGraph
 from benchmarks.quality import ALL_SETS, CHOICE, AnyCase, Cell, call, chosen_cases, failed, fill, kept, placed, simulated
 from benchmarks.quality_table import SAME, geometric_mean
 from benchmarks.quality_table import report as tables
-from benchmarks.release import RELEASES, require_checkout
+from benchmarks.release import CPU_SECONDS, RELEASES, require_checkout
 from benchmarks.runner import Benchmark, Row, commit, markdown, some_of
 
+MOST_OPS = 3000
 FUSED = ("--placer_type=fusion", "--grouper=coplace")
 OURS = {"m_etf": ("m_etf",), "m_etf fused": ("m_etf", *FUSED), "m_sct": ("m_sct",), "m_sct fused": ("m_sct", *FUSED)}
 """The method, and further options of `baechi place`."""
@@ -56,8 +57,6 @@ FLAGS = {
     **{f"--{name}": {"type": Path, "metavar": "FOLDER", "help": f"a checkout of {r.repository}"} for name, r in RELEASES.items()},
     **{f"--{name}_version": {"metavar": "TEXT", "help": "what the result says of it (default: its commit)"} for name in RELEASES},
     "--set": some_of(ALL_SETS, ["tuning", "held_out"]),
-    "--most_ops": {"type": int, "default": 3000, "help": "no larger graphs (default %(default)s)"},
-    "--cpu_limit": {"type": int, "default": 120, "help": "CPU seconds of a process of the release (default %(default)s)"},
     **CHOICE,
 }
 
@@ -76,25 +75,25 @@ def inexpressible(cluster: Cluster) -> str | None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Measures what the file lacks of the cases that the releases can express, up to --most_ops; `left_out` says why not others."""
+    """Measures what the file lacks of the cases that the releases can express, up to MOST_OPS; `left_out` says why not others."""
     given = {name: folder for name in RELEASES if (folder := getattr(args, name)) is not None}
     if not given:
         raise SystemExit("error: name a checkout: --baechi=FOLDER, --baechi_torch=FOLDER, or both")
     for name, folder in given.items():
         require_checkout(name, folder)
-    options = {key: getattr(args, key) for key in ("time_limit", "cpu_limit", "hard_limit", "seed")}
+    options = {"time_limit": args.time_limit, "cpu_limit": CPU_SECONDS, "hard_limit": args.hard_limit}
     releases = {name: getattr(args, f"{name}_version") or commit(folder) or "unknown" for name, folder in given.items()}
     there = kept(args.out, options, releases)
     found = {"options": options, "releases": there["releases"] | releases, "left_out": {}, "cases": there["cases"]}
     for case in chosen_cases(args):
-        reason = f"{len(case.graph)} ops" if len(case.graph) > args.most_ops else inexpressible(case.cluster)
+        reason = f"{len(case.graph)} ops" if len(case.graph) > MOST_OPS else inexpressible(case.cluster)
         if reason is not None:
             found["left_out"][case.name] = reason
             continue
         columns = {name: partial(placed, args, method, case, options=options) for name, (method, *options) in OURS.items()}
         able = [release for release in given if release != "baechi_torch" or not case.graph.groups]
         columns |= {name: partial(theirs, args, name, case) for name, (release, *_) in THEIRS.items() if release in able}
-        for _ in fill(args.redo, found["cases"], case, columns):
+        for _ in fill(found["cases"], case, columns):
             yield found
     yield found
 
@@ -103,9 +102,9 @@ def theirs(args: argparse.Namespace, name: str, case: AnyCase, files: Sequence[P
     """The worth of the release's plan in the simulator."""
     release, *options = THEIRS[name]
     command = ["benchmarks.release", release, str(getattr(args, release)), str(files[0]), f"--cluster={files[1]}", *options]
-    code, out, err, seconds = call([*command, f"--cpu_limit={args.cpu_limit}"], args.hard_limit)
+    code, out, err, seconds = call(command, args.hard_limit)
     if code == -signal.SIGXCPU:
-        return {"status": "timeout", "error": f"took more than {args.cpu_limit} s of CPU time", "wall_seconds": seconds}
+        return {"status": "timeout", "error": f"took more than {CPU_SECONDS} s of CPU time", "wall_seconds": seconds}
     if code != 0:
         return {**failed(code, out, err), "wall_seconds": seconds}
     value = json.loads(out)

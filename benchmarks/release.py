@@ -45,6 +45,8 @@ import numpy as np
 from baechi_ext.ir import Cluster, OpGraph
 from benchmarks.runner import parsed
 
+CPU_SECONDS = 120
+"""Until SIGXCPU."""
 UNITS = 10_000
 """Units in the mean op's time."""
 UNLIMITED = 2**62
@@ -285,14 +287,13 @@ FLAGS = {
     "--cluster": {"type": Path, "required": True},
     "--method": {"choices": ("m_etf", "m_sct"), "required": True},
     "--fused": {"action": "store_true"},
-    "--cpu_limit": {"type": int, "default": 120, "help": "CPU seconds until SIGXCPU (default %(default)s)"},
 }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parsed(__doc__, FLAGS, argv)
     require_checkout(args.release, args.checkout)
-    resource.setrlimit(resource.RLIMIT_CPU, (args.cpu_limit, args.cpu_limit + 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 1))
     graph, cluster = OpGraph.load(args.graph), Cluster.load(args.cluster)
     release = RELEASES[args.release]
     put_modules(release.stand_ins())

@@ -33,7 +33,7 @@ from benchmarks.data_parallel import DataParallel
 from benchmarks.runner import Benchmark, Row, table
 from benchmarks.sizes import SIZES
 
-SLOW = 0.5
+SLOW, NUM_STEPS = 0.5, 15
 """The speed of the core that is shared by two programs."""
 AWARE = "auto, parts by speed"
 MEASURED = "auto, parts by measured speed"
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace, backend: TorchBackend) -> Row:
         variants[name] = backend.load(captured, plans[name].timeline)
     devices = backend.executor.devices
     with DataParallel(backend.request, devices) as ddp, slowed(devices[-1].core):
-        measurement = backend.measure(whole, {**variants, "ddp": ddp}, args.num_steps, lambda i: None)
+        measurement = backend.measure(whole, {**variants, "ddp": ddp}, NUM_STEPS, lambda i: None)
     rows = [
         {
             "variant": name,
@@ -125,7 +125,7 @@ def report(found: Row) -> str:
     return f"{found['model']}, parts of {given} examples; measured speeds {speeds}, parts of {shown}\n\n{table(COLUMNS, found['rows'])}"
 
 
-FLAGS = {"--model_name": {"default": "gpt2"}, "--batch_size": {"type": int, "default": 0, "metavar": "N"}, "--num_steps": 15}
+FLAGS = {"--model_name": {"default": "gpt2"}, "--batch_size": {"type": int, "default": 0, "metavar": "N"}}
 main = Benchmark("slow_core", __doc__, FLAGS, measure, report).main
 
 if __name__ == "__main__":

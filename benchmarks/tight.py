@@ -88,7 +88,6 @@ FLAGS = {
     "--methods": some_of(METHODS, (SEARCH, "m_etf", "m_sct", "heft")),
     "--slack": (1.0, 1.02, 1.05),
     "--time_limit": 10.0,
-    "--seed": 0,
 }
 
 
@@ -103,12 +102,12 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             rows.append({"set": name, "case": case.name, "ops": len(case.graph), "slack": slack, "cells": cells})
             told = (f"{method} {cell['status']} {cell['seconds']:.1f} s" for method, cell in cells.items())
             progress("  ".join((name, case.name, f"{slack:g}", *told)))
-            yield {"options": {"time_limit": args.time_limit, "seed": args.seed}, "rows": rows}
+            yield {"options": {"time_limit": args.time_limit}, "rows": rows}
 
 
 def placed(method: str, graph: OpGraph, cluster: Cluster, args: argparse.Namespace) -> Row:
     """The status of the method's search for a plan, its seconds, and the plan's makespan."""
-    options = PlaceOptions(args.seed, time_limit_seconds=args.time_limit, watch=until_it_fits if method == SEARCH else None)
+    options = PlaceOptions(time_limit_seconds=args.time_limit, watch=until_it_fits if method == SEARCH else None)
 
     def search() -> Plan | str:
         try:

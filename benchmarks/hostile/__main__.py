@@ -51,9 +51,6 @@ def report(found: Row) -> str:
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     cases = [case for name, case in all_cases().items() if not args.only or any(part in name for part in args.only)]
-    if args.list:
-        print("\n".join(case.name for case in cases))
-        return
     backends = [f"{name}@{args.microbatches}" if name == "baechi" and args.microbatches > 1 else name for name in args.backend]
     rows = compare(cases, backends, Limits(args.jobs, args.time_limit))
     counts = {b: dict(Counter(row["verdict"] for row in rows if row["backend"] == b)) for b in backends}
@@ -73,7 +70,6 @@ FLAGS = {
     "--only": (),
     "--jobs": {"type": int, "default": 2, "help": "processes at a time (default %(default)s)"},
     "--time_limit": {"type": float, "default": 120.0, "help": "seconds of one run (default %(default)s)"},
-    "--list": {"action": "store_true", "help": "print the cases and run none"},
 }
 main = Benchmark("hostile", __doc__, FLAGS, measure, report).main
 

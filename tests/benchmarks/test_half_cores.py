@@ -22,7 +22,7 @@ WORKER = """
 import json, os, sys, threading, time
 from benchmarks import half_cores
 core = min(os.sched_getaffinity(0))
-share = half_cores.become_part_of_a_core(int(sys.argv[1]), [core], 500, 1)
+share = half_cores.become_part_of_a_core(int(sys.argv[1]), [core], 1)
 threads = [int(name) for name in os.listdir("/proc/self/task")]
 group = next(line for line in open("/proc/self/cgroup") if ":cpu:" in line).strip().partition(":cpu:/")[2]
 policies = [os.sched_getscheduler(thread) for thread in threads]

@@ -49,7 +49,7 @@ def test_a_run_and_what_goes_on_from_it(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_parts_share_the_cases() -> None:
     def names(part: str) -> list[str]:
-        arguments = argparse.Namespace(set=["tuning", "held_out"], cases=["-20-"], part=quality.part_of(part), graphs=Path("none"))
+        arguments = argparse.Namespace(set=["tuning", "held_out"], cases=["-20-"], part=quality.part_of(part))
         return [case.name for case in quality.chosen_cases(arguments)]
 
     assert len(names("1/1")) > 3

@@ -1,8 +1,10 @@
-"""The benchmarks that the pages name exist, and have the flags they are named with: as each says itself."""
+"""The benchmarks that pages and results name exist, and have the flags they are named with: as each says itself."""
 
 import contextlib
 import io
+import json
 import re
+import shlex
 from functools import cache
 from importlib import import_module
 from itertools import takewhile
@@ -11,10 +13,12 @@ import pytest
 
 from tests.docs.pages import PAGES, ROOT
 
+RECORDED = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in sorted((ROOT / "benchmarks" / "results").rglob("*.json"))]
+COMMANDS = [(path.name, shlex.split(found["command"])) for path, found in RECORDED if isinstance(found.get("command"), str)]
+COMMANDS += [(page.name, words) for page in PAGES for words in page.commands()]
 NAMED = [
-    (page.name, word.removeprefix("benchmarks."), words[i + 1 :])
-    for page in PAGES
-    for words in page.commands()
+    (where, word.removeprefix("benchmarks."), words[i + 1 :])
+    for where, words in COMMANDS
     for i, word in enumerate(words)
     if i and words[i - 1] == "-m" and word.startswith("benchmarks.")
 ]
@@ -30,11 +34,11 @@ def flags_of(name: str) -> set[str]:
     return set(re.findall(r"--[a-z]\w*", printed.getvalue()))
 
 
-@pytest.mark.parametrize(("page", "name", "words"), NAMED, ids=[f"{page}-{name}-{i}" for i, (page, name, _) in enumerate(NAMED)])
-def test_benchmarks_and_their_flags_exist(page: str, name: str, words: list[str]) -> None:
+@pytest.mark.parametrize(("where", "name", "words"), NAMED, ids=[f"{where}-{name}-{i}" for i, (where, name, _) in enumerate(NAMED)])
+def test_benchmarks_and_their_flags_exist(where: str, name: str, words: list[str]) -> None:
     assert (ROOT / "benchmarks" / f"{name}.py").exists() or (ROOT / "benchmarks" / name / "__main__.py").exists()
     own = takewhile(lambda word: word != "--", words)  # what follows is for another command
-    assert {word.partition("=")[0] for word in own if word.startswith("--")} <= flags_of(name), page
+    assert {word.partition("=")[0] for word in own if word.startswith("--")} <= flags_of(name), where
 
 
 def test_benchmarks_are_named() -> None:
