@@ -25,7 +25,7 @@ from baechi_runtime.drivers import pipeline
 from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.report.tables import as_time
 from benchmarks.families import cluster_for
-from benchmarks.runner import Benchmark, Row, table, timed
+from benchmarks.runner import Benchmark, Row, timed
 
 FLAGS = {
     "graphs": {"metavar": "GRAPH", "nargs": "+"},
@@ -57,7 +57,6 @@ def searched(graph: OpGraph, cluster: Cluster, seconds: float) -> Row:
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """A row per graph, ratio and limit; `of_longest` is the predicted step by that of the longest search."""
-    rows: list[Row] = []
     for path in args.graphs:
         graph = OpGraph.load(path)
         for ccr in args.ccr:
@@ -66,11 +65,10 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             found = [searched(graph, cluster, seconds) for seconds in args.seconds]
             longest = max(found, key=lambda row: row["limit_seconds"])["predicted_us"]
             about = {"graph": graph.name, "ops": len(graph), "ccr": ccr}
-            rows += [{**about, **row, "of_longest": row["predicted_us"] / longest} for row in found]
-            yield {"rows": rows}
+            yield {"rows": [{**about, **row, "of_longest": row["predicted_us"] / longest} for row in found]}
 
 
-main = Benchmark("anytime", __doc__, FLAGS, measure, lambda found: table(COLUMNS, found["rows"])).main
+main = Benchmark("anytime", __doc__, FLAGS, measure, COLUMNS).main
 
 if __name__ == "__main__":
     main()

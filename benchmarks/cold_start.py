@@ -54,10 +54,10 @@ def a_round() -> Iterator[Row]:
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     rows: list[Row] = []
     for number in range(args.rounds):
-        rows += [{"round": number, **row} for row in a_round()]
+        rows += (more := [{"round": number, **row} for row in a_round()])
         tasks = dict.fromkeys(row["task"] for row in rows)
         medians = {task: statistics.median(row["seconds"] for row in rows if row["task"] == task) for task in tasks}
-        yield {"search_seconds": SEARCH_SECONDS, "median_seconds": medians, "rows": rows}
+        yield {"search_seconds": SEARCH_SECONDS, "median_seconds": medians, "rows": more}
 
 
 def report(found: Row) -> str:

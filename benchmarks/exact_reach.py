@@ -17,7 +17,7 @@ from itertools import product
 from baechi_ext.ir import Cluster, Link, Op, OpGraph
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.registry import place
-from benchmarks.runner import Benchmark, Row, progress, table, timed
+from benchmarks.runner import Benchmark, Row, progress, timed
 
 Pairs = list[tuple[int, int]]
 _MEAN_BYTES = 50.5
@@ -83,7 +83,6 @@ def instance(num_ops: int, num_devices: int, ccr: float, seed: int) -> tuple[OpG
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """One row per cell, with all times and gaps."""
     place("exact", *instance(4, 2, 1.0, 0))  # compiles what is not compiled yet
-    rows: list[Row] = []
     for ops, devices, ccr in product(args.ops, DEVICES, CCRS):
         row: Row = {"ops": ops, "devices": devices, "ccr": ccr, "proven": 0, "seconds": [], "gap": []}
         for seed in range(INSTANCES):
@@ -92,12 +91,11 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             row["seconds"].append(took["seconds"])
             row["gap"].append(result.predicted_step_us / result.lower_bound_us - 1)
             row["proven"] += result.status == "optimal"
-        rows.append(row)
         progress(f"{ops} ops, {devices} devices, CCR {ccr}: {row['proven']}/{INSTANCES} proven")
-        yield {"rows": rows}
+        yield {"rows": [row]}
 
 
-main = Benchmark("exact_reach", __doc__, FLAGS, measure, lambda found: table(COLUMNS, found["rows"])).main
+main = Benchmark("exact_reach", __doc__, FLAGS, measure, COLUMNS).main
 
 if __name__ == "__main__":
     main()

@@ -22,7 +22,7 @@ import baechi_ext
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.torch.backend import build_step
-from benchmarks.runner import Benchmark, Row, in_fresh_process, in_turn, some_of, table
+from benchmarks.runner import Benchmark, Row, in_fresh_process, in_turn, some_of
 from benchmarks.sizes import SIZES
 
 STEPS, WARM_UP = 20, 10
@@ -80,10 +80,8 @@ def rows_of(model: str) -> list[Row]:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    rows: list[Row] = []
     for model in args.model_names:
-        rows += in_fresh_process(rows_of, model)
-        yield {"gpu": torch.cuda.get_device_name(0), "rows": rows}
+        yield {"gpu": torch.cuda.get_device_name(0), "rows": in_fresh_process(rows_of, model)}
 
 
 COLUMNS = {
@@ -94,14 +92,7 @@ COLUMNS = {
     "as eager": "{gain:.2f}",
     "loss": "{loss:.1e}",
 }
-
-
-def report(found: Row) -> str:
-    """The result as Markdown."""
-    return f"{table(COLUMNS, found['rows'])}\n\nOn {found['gpu']}. `{found['command']}`"
-
-
-main = Benchmark("gpu_loop", __doc__, FLAGS, measure, report, markdown=True).main
+main = Benchmark("gpu_loop", __doc__, FLAGS, measure, COLUMNS, "On {gpu}. `{command}`", markdown=True).main
 
 if __name__ == "__main__":
     main()

@@ -81,13 +81,11 @@ def _taken() -> Row:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    rows = [in_fresh_process(context), in_fresh_process(product)]
     constants = {"context_bytes": CONTEXT_BYTES, "workspace_bytes": WORKSPACE_BYTES, "fragments": FRAGMENTS}
     gpu = in_fresh_process(torch.cuda.get_device_name, 0)
-    yield {"gpu": gpu, "set_aside": constants, "rows": rows}
+    yield {"gpu": gpu, "set_aside": constants, "rows": [in_fresh_process(context), in_fresh_process(product)]}
     for name in args.model_names:
-        rows += [in_fresh_process(model, name, graphs) for graphs in (False, True)]
-        yield {"gpu": gpu, "set_aside": constants, "rows": rows}
+        yield {"rows": [in_fresh_process(model, name, graphs) for graphs in (False, True)]}
 
 
 COLUMNS = {

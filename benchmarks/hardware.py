@@ -156,7 +156,6 @@ def summary(rows: Sequence[Row]) -> Row:
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     os.environ["OMP_WAIT_POLICY"] = "passive"  # of the processes to come: a thread that waits for another one sleeps
     rows: list[Row] = []
-    probes: list[Row] = []
     small: list[float] = []
     for model in MODELS:
         progress(model)
@@ -173,8 +172,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         )
         rows.append(placed(model, costed, one))
         small += [us[1][op.id] for op in graph.ops if op.op != INPUT and op.phase != UPDATE and one.roofline_us(op) < one.start_us + 1]
-        probes.append({"model": model, "core": one.source})
-        yield {"probes": probes, "small_op_us": statistics.median(small or [0]), "small_ops": len(small), **summary(rows), "rows": rows}
+        facts = {"probes": [{"model": model, "core": one.source}], "small_op_us": statistics.median(small or [0]), "small_ops": len(small)}
+        yield {**facts, **summary(rows), "rows": rows[-3:]}
 
 
 COLUMNS = {

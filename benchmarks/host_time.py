@@ -30,7 +30,7 @@ from baechi_runtime.torch.lowering.devices import cuda_devices
 from baechi_runtime.torch.profiler import ProfileOptions, profile_step
 from baechi_runtime.torch.streams.executor import WARM_UP_STEPS, StreamExecutor, StreamStep
 from baechi_runtime.torch.streams.step_graph import CudaRecorder
-from benchmarks.runner import Benchmark, Row, in_turn, table
+from benchmarks.runner import Benchmark, Row, in_turn
 
 SIZES = {
     "inception_v3": ModelOptions(8),
@@ -59,10 +59,8 @@ class TimedRecorder(CudaRecorder):
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """One model after the other."""
-    rows: list[Row] = []
     for name in SIZES:
-        rows += _of_model(name, args.rounds)
-        yield {"gpu": torch.cuda.get_device_name(0), "rows": rows}
+        yield {"gpu": torch.cuda.get_device_name(0), "rows": _of_model(name, args.rounds)}
 
 
 def _of_model(name: str, rounds: int) -> list[Row]:
@@ -125,22 +123,17 @@ def _sample_of_graph(run: Callable[[], object]) -> tuple[float, float, float]:
     return (*_sample(run), TimedRecorder.launch_us)
 
 
-def report(found: Row) -> str:
-    """The result as Markdown."""
-    columns = {
-        **{key: f"{{{key}}}" for key in ("model", "step", "devices")},
-        "ops": lambda row: str(row.get("ops", "")),
-        "transfers": lambda row: str(row.get("transfers", "")),
-        "ms of CPU a step": lambda row: f"{row['cpu_us'] / 1000:.2f}",
-        "of which the launch": lambda row: f"{row['launch_us'] / 1000:.2f}" if "launch_us" in row else "",
-        "us an op": lambda row: f"{row['cpu_us'] / row['ops']:.1f}" if "ops" in row else "",
-        "predicted": lambda row: f"{row['predicted_us'] / 1000:.2f}" if "predicted_us" in row else "",
-        "wall ms": lambda row: f"{row['wall_us'] / 1000:.2f}",
-    }
-    return f"{table(columns, found['rows'])}\n\nOn {found['gpu']}. `{found['command']}`"
-
-
-main = Benchmark("host_time", __doc__, {"--rounds": 20}, measure, report, markdown=True).main
+COLUMNS = {
+    **{key: f"{{{key}}}" for key in ("model", "step", "devices")},
+    "ops": lambda row: str(row.get("ops", "")),
+    "transfers": lambda row: str(row.get("transfers", "")),
+    "ms of CPU a step": lambda row: f"{row['cpu_us'] / 1000:.2f}",
+    "of which the launch": lambda row: f"{row['launch_us'] / 1000:.2f}" if "launch_us" in row else "",
+    "us an op": lambda row: f"{row['cpu_us'] / row['ops']:.1f}" if "ops" in row else "",
+    "predicted": lambda row: f"{row['predicted_us'] / 1000:.2f}" if "predicted_us" in row else "",
+    "wall ms": lambda row: f"{row['wall_us'] / 1000:.2f}",
+}
+main = Benchmark("host_time", __doc__, {"--rounds": 20}, measure, COLUMNS, "On {gpu}. `{command}`", markdown=True).main
 
 if __name__ == "__main__":
     main()

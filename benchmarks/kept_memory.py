@@ -17,7 +17,7 @@ from multiprocessing import get_context
 
 from baechi_runtime.host.malloc import keep_freed_memory
 from baechi_runtime.report.tables import as_size
-from benchmarks.runner import Benchmark, Row, in_turn, table, timed
+from benchmarks.runner import Benchmark, Row, in_turn, timed
 from benchmarks.sizes import SIZES
 
 CASES = {**SIZES, "gpt2/50257": replace(SIZES["gpt2"], vocab_size=50_257)}
@@ -57,18 +57,18 @@ def peak_bytes() -> int:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    rows: list[Row] = []
     for case in CASES:
         with ExitStack() as stack:
             pools = {kind: stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))) for kind in KINDS}
             for kind, pool in pools.items():
                 pool.submit(build, case, kind).result()
+            rows: list[Row] = []
             samples = in_turn({kind: lambda pool=pool: pool.submit(step).result() for kind, pool in pools.items()}, ROUNDS)
             for kind, found in samples.items():
                 ms, faults = zip(*found, strict=True)
                 peak = pools[kind].submit(peak_bytes).result()
                 rows.append({"model": case, "freed": kind, "samples_ms": ms, "faults": statistics.median(faults), "peak_bytes": peak})
-        gains = [a / b for a, b in zip(*(row["samples_ms"] for row in rows[-2:]), strict=True)]
+        gains = [a / b for a, b in zip(*(row["samples_ms"] for row in rows), strict=True)]
         rows[-1]["gain"] = statistics.median(gains)
         yield {"rows": rows}
 
@@ -82,14 +82,7 @@ COLUMNS = {
     "peak memory": lambda row: as_size(row["peak_bytes"]),
     "times as fast": lambda row: f"{row['gain']:.2f}" if "gain" in row else "",
 }
-
-
-def report(found: Row) -> str:
-    """The result as Markdown."""
-    return f"{table(COLUMNS, found['rows'])}\n\n`{found['command']}`"
-
-
-main = Benchmark("kept_memory", __doc__, {}, measure, report, markdown=True).main
+main = Benchmark("kept_memory", __doc__, {}, measure, COLUMNS, "`{command}`", markdown=True).main
 
 if __name__ == "__main__":
     main()

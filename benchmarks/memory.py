@@ -62,13 +62,11 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         if found is not None:
             yield {"models": [found]}
         return
-    models: list[Row] = []
     for name in args.model_names:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "model.json"
             run_workers([f"--model_names={name}", f"--methods={','.join(args.methods)}", f"--out={out}"], DEVICES, "benchmarks.memory")
-            models += read_json(out, "result of one model")["models"]
-        yield {"models": models}
+            yield {"models": read_json(out, "result of one model")["models"]}
 
 
 def report(found: Row) -> str:

@@ -86,15 +86,13 @@ def _in_parts(backend: TorchBackend, whole: Captured, parts: int) -> Captured:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    rows: list[Row] = []
     with ThreadExecutor(cpu_devices(2)) as threads:
         link = threads.probe_link().to_link()
     plan = pipeline.PlanRequest(options=PlaceOptions(time_limit_seconds=10.0))
     for name in args.models:
         options = replace(SIZES[name], batch_size=args.batch_size or SIZES[name].batch_size)
         request = TrainRequest(name, plan, options, num_devices=1, batch_norm_per_part=True)
-        rows += on_devices(request, lambda backend: list(rows_of(backend, args, link))) or []
-        yield {"link": link.to_json(), "rows": rows}
+        yield {"link": link.to_json(), "rows": on_devices(request, lambda backend: list(rows_of(backend, args, link))) or []}
 
 
 def report(found: Row) -> str:

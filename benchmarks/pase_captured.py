@@ -59,11 +59,9 @@ def _row(devices: int, searches: Sequence[tuple[Found, dict[str, float]]]) -> Ro
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    models: list[Row] = []
     for model in MODELS:
         progress(f"capturing and searching {model}")
-        models.append(in_fresh_process(sample, model, DEVICES, ROUNDS, ModelOptions(batch_size=BATCH)))
-        yield {"batch": BATCH, "models": models}
+        yield {"batch": BATCH, "models": [in_fresh_process(sample, model, DEVICES, ROUNDS, ModelOptions(batch_size=BATCH))]}
 
 
 def _median(row: Row) -> str:

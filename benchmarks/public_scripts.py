@@ -265,16 +265,17 @@ def report(found: Row) -> str:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Yields a row per case, beside those of cases that do not run now."""
+    """Yields a row per case, behind those of cases that do not run now."""
     before = [] if args.out is None or not args.out.exists() else read_json(args.out, "result")["rows"]
-    rows: list[Row] = []
+    cases = load_cases(args.only)
+    now = {case.name for case in cases}
+    yield {"rows": [row for row in before if row["name"] not in now]}
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary) if args.work is None else args.work.resolve()
-        for case in load_cases(args.only):
-            rows.append(row_of(case, args, work))
-            progress(report({"rows": rows[-1:]}).splitlines()[-1])
-            now = {row["name"] for row in rows}
-            yield {"rows": [row for row in before if row["name"] not in now] + rows}
+        for case in cases:
+            row = row_of(case, args, work)
+            progress(report({"rows": [row]}).splitlines()[-1])
+            yield {"rows": [row]}
 
 
 FLAGS = {

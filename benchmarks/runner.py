@@ -1,6 +1,6 @@
 """Runs a benchmark: flags, variants that take turns, a result file, tables.
 
-A benchmark is a `Benchmark`: its flags, a generator of what is measured so far, and what a person sees of it in the end. The file has
+A benchmark is a `Benchmark`: its flags, a generator of what it measures, and what a person sees of it in the end. The file has
 command, commit, machine and versions at its head, and is written again whenever there is more.
 """
 
@@ -42,8 +42,12 @@ class Benchmark:
     flags: Mapping[str, Any]
     """By flag a default, which says the type (a tuple: several, with commas), or add_argument's options, or a function that adds some."""
     measure: Callable[[argparse.Namespace], Iterator[Row]]
-    """Gives all that is measured so far, each time that there is more; nothing where another process does."""
-    report: Callable[[Row], str]
+    """Gives what there is more, each time: lists are added to those of the same name, all else is put in the place of what was. Nothing
+    where another process measures."""
+    shown: Columns | Callable[[Row], str]
+    """The columns of the table of `rows`, or a function that makes the report."""
+    note: str = ""
+    """Stands below the table: a format string over what was found."""
     markdown: bool = False
     """The report is written, too, beside the result: NAME.md and NAME.json of --out=NAME, which is required."""
 
@@ -58,13 +62,21 @@ class Benchmark:
         head = {"command": f"python -m benchmarks.{self.name} {shlex.join(args.words)}".strip(), **machine()}
         found: Row = {}
         for more in self.measure(args):
-            found = {**head, **more}
+            grown = {key: found.get(key, []) + value if isinstance(value, list) else value for key, value in more.items()}
+            found = {**head, **found, **grown}
             if args.out is not None:
                 write_json(args.out, found)
             if args.out is not None and self.markdown:
                 write_bytes(args.out.with_suffix(".md"), f"{self.report(found)}\n".encode())
         if found:
             print(self.report(found), flush=True)
+
+    def report(self, found: Row) -> str:
+        """The result as a person reads it, in Markdown."""
+        if callable(self.shown):
+            return self.shown(found)
+        note = self.note.format_map(found)
+        return table(self.shown, found["rows"]) + (note and f"\n\n{note}")
 
 
 def machine() -> Row:

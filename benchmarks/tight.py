@@ -94,15 +94,14 @@ FLAGS = {
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """A row per case and slack."""
     plans = planted_plans()
-    rows: list[Row] = []
     for name, case in ((group, case) for group in args.set for case in SETS[group]):
         for slack in args.slack if not args.cases or any(part in case.name for part in args.cases) else ():
             cluster = case.limited_to(plans[case.name], slack)
             cells = {method: placed(method, case.graph, cluster, args) for method in args.methods}
-            rows.append({"set": name, "case": case.name, "ops": len(case.graph), "slack": slack, "cells": cells})
+            row = {"set": name, "case": case.name, "ops": len(case.graph), "slack": slack, "cells": cells}
             told = (f"{method} {cell['status']} {cell['seconds']:.1f} s" for method, cell in cells.items())
             progress("  ".join((name, case.name, f"{slack:g}", *told)))
-            yield {"options": {"time_limit": args.time_limit}, "rows": rows}
+            yield {"options": {"time_limit": args.time_limit}, "rows": [row]}
 
 
 def placed(method: str, graph: OpGraph, cluster: Cluster, args: argparse.Namespace) -> Row:
