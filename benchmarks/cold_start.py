@@ -8,14 +8,12 @@ Each round has caches of its own. A search's time limit is its own: what it take
 import argparse
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.runner import ROOT, Benchmark, Row, cpu_seconds_of_children, progress
+from baechi_ext.python_process import command_of, surroundings
+from benchmarks.runner import ROOT, Benchmark, Row, child, progress
 
 SEARCH_SECONDS = 5
 METHODS = {"m_sct": (), "auto": (f"--time_limit={SEARCH_SECONDS}",)}
@@ -24,14 +22,11 @@ GRAPH = ROOT / "benchmarks" / "graphs" / "inception_v3.json.gz"
 
 def run(name: str, command: Sequence[str], folder: str) -> Row:
     """One process with a cache in `folder`: its seconds on the clock, and of processors."""
-    paths = os.pathsep.join((str(ROOT), str(ROOT / "runtime")))
-    environment = {**os.environ, "NUMBA_CACHE_DIR": folder, "PYTHONPATH": paths}
-    used, begin = cpu_seconds_of_children(), time.perf_counter()
-    subprocess.run([sys.executable, "-m", *command], env=environment, cwd=folder, check=True, capture_output=True)
-    seconds = time.perf_counter() - begin
-    progress(f"{name}: {seconds:.2f} s")
-    used = cpu_seconds_of_children() - used
-    return {"task": name, "seconds": seconds, "processor_seconds": used, "load_average": os.getloadavg()[0]}
+    ended = child(command_of(*command), None, {**surroundings(), "NUMBA_CACHE_DIR": folder}, Path(folder))
+    if ended.code:
+        raise SystemExit(f"error: {name}: {ended.err}")
+    progress(f"{name}: {ended.seconds:.2f} s")
+    return {"task": name, "seconds": ended.seconds, "processor_seconds": ended.cpu_seconds, "load_average": os.getloadavg()[0]}
 
 
 def a_round() -> Iterator[Row]:

@@ -13,8 +13,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from bisect import bisect
@@ -30,6 +28,7 @@ from baechi_ext.capture.torch_joint import INPUT, UPDATE
 from baechi_ext.cost.hardware import Hardware, costs_on
 from baechi_ext.ir import OpGraph
 from baechi_ext.ir.plan import PlanFile
+from baechi_ext.python_process import command_of, surroundings
 from baechi_ext.simulate import simulate
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest
@@ -40,7 +39,7 @@ from baechi_runtime.torch.hardware_probe import cpu_hardware
 from baechi_runtime.torch.lowering.devices import CpuDevice
 from baechi_runtime.torch.profiler import FULL, profile_step
 from baechi_runtime.torch.threads.executor import ThreadExecutor
-from benchmarks.runner import Benchmark, Row, in_fresh_process, progress, table
+from benchmarks.runner import Benchmark, Row, child, in_fresh_process, progress, table
 from benchmarks.sizes import SIZES
 
 COUNTED, THREADS, WORKERS = "counted", "2 threads an op", "2 worker processes"
@@ -84,9 +83,10 @@ def placed(model: str, graph: OpGraph, hardware: Hardware) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         words = [f"--model_name={model}", "--num_devices=2", "--workers=process", "--placement_method=m_etf", f"--num_steps={_NUM_STEPS}"]
         words += [f"--{name}={value}" for name, value in sizes.items()] + [f"--out={folder}", "--quiet"]
-        command = [sys.executable, "-m", "baechi_runtime", "train", *words]
-        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=_TIMEOUT_SECONDS)
+        environment = {name: value for name, value in surroundings().items() if name != "OMP_WAIT_POLICY"}
+        ended = child(command_of("baechi_runtime", "train", *words), _TIMEOUT_SECONDS, environment)
+        if ended.code != 0:
+            raise SystemExit(f"error: {model} on two worker processes: {ended.err}")
         report = json.loads((Path(folder) / "report.json").read_text(encoding="utf-8"))
         plan = PlanFile.load(Path(folder) / "plan.json").on(graph, hardware.cluster(2))
     predicted = simulate(graph, hardware.cluster(2), plan.placement, plan.priority).makespan_us

@@ -16,9 +16,7 @@ import math
 import os
 import re
 import shlex
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +29,7 @@ from baechi_ext.errors import BaechiError
 from baechi_ext.ir.files import read_json
 from baechi_runtime.measure.samples import LoadOfOthers
 from benchmarks.public_case import STUBS, Case, load_cases, missing, prepare
-from benchmarks.runner import ROOT, Benchmark, Row, cpu_seconds_of_children, progress, table
+from benchmarks.runner import ROOT, Benchmark, Row, child, cpu_seconds_of_children, progress, table
 
 PLAIN = "{python} {script} {arguments}"
 PLACED = "{baechi} train --num_devices={devices} {script} -- {arguments}"
@@ -135,16 +133,9 @@ class Runner:
         """One plain or placed run of the filled-in `command`, in the case's folder made anew."""
         environment = self.environment(kind)
         prepare(self.case, self.args.sources, self.work, environment)
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            begin, used = time.perf_counter(), cpu_seconds_of_children()
-            load = LoadOfOthers(lambda: time.process_time() + cpu_seconds_of_children(), os.sched_getaffinity(0))
-            process = subprocess.Popen(
-                self.fill(command), cwd=self.case.where(self.work), env=environment, stdout=out, stderr=err, start_new_session=True
-            )
-            code = _wait(process, self.args.timeout)
-            wall, cpu, others = time.perf_counter() - begin, cpu_seconds_of_children() - used, load.share()
-            out.seek(0), err.seek(0)
-            printed, errors = (stream.read().decode(errors="replace") for stream in (out, err))
+        load = LoadOfOthers(lambda: time.process_time() + cpu_seconds_of_children(), os.sched_getaffinity(0))
+        code, printed, errors, wall, cpu = child(self.fill(command), self.args.timeout, environment, self.case.where(self.work))
+        others = load.share()
         if self.args.keep is not None:
             self._keep(printed, errors)
         errors = self._without_paths(errors)
@@ -182,18 +173,6 @@ class Runner:
     def _outputs(self) -> str:
         found = sorted(path for pattern in self.case.outputs for path in self.case.where(self.work).glob(pattern))
         return "".join(path.read_text(encoding="utf-8", errors="replace") for path in found)
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """The exit code; None where it was not there in time, and the process and all that it started are ended."""
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def row_of(case: Case, args: argparse.Namespace, work: Path) -> Row:

@@ -12,28 +12,23 @@ it is there, and a run that is started again goes on where it stopped. Several p
 import argparse
 import itertools
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.files import read_json
 from baechi_ext.ir.plan import memory_violations, placement_violations
 from baechi_ext.place.registry import METHODS
+from baechi_ext.python_process import command_of, surroundings
 from baechi_ext.simulate import lower_bound_us, simulate
 from benchmarks.anneal import annealed
 from benchmarks.captured import CapturedCase, captured_cases
 from benchmarks.families import SETS, Case
 from benchmarks.quality_table import ANNEALING
 from benchmarks.quality_table import report as tables
-from benchmarks.runner import ROOT, Benchmark, Row, commit, cpu_seconds_of_children, in_fresh_process, progress, some_of
+from benchmarks.runner import ROOT, Benchmark, Ended, Row, child, commit, cpu_seconds_of_children, in_fresh_process, progress, some_of
 
 Cell = Row
 """status and cpu_seconds; where there is a plan makespan_us and placement_seconds; else error."""
@@ -124,13 +119,12 @@ def placed(args: argparse.Namespace, method: str, case: AnyCase, files: Sequence
     """The plan of one method, with further options of `baechi place`, as the simulator sees it here."""
     graph, cluster, plan = files
     plan.unlink(missing_ok=True)
-    command = ["baechi_ext", "place", str(graph), f"--cluster={cluster}", f"--placement_method={method}"]
-    command += [f"--time_limit={args.time_limit}", f"--out={plan}", "--json", *options]
-    code, out, err, seconds = call(command, args.hard_limit)
-    if code != 0:
-        return {**failed(code, out, err), "wall_seconds": seconds}
+    words = [str(graph), f"--cluster={cluster}", f"--placement_method={method}", f"--time_limit={args.time_limit}", f"--out={plan}"]
+    ended = child(command_of("baechi_ext", "place", *words, "--json", *options), args.hard_limit, surroundings())
+    if ended.code != 0:
+        return {**failed(ended), "wall_seconds": ended.seconds}
     found = Plan.load(plan, case.graph, case.cluster)
-    facts = {"lower_bound_us": found.lower_bound_us, "placement_seconds": found.placement_seconds, "wall_seconds": seconds}
+    facts = {"lower_bound_us": found.lower_bound_us, "placement_seconds": found.placement_seconds, "wall_seconds": ended.seconds}
     return {**judged(found, case.graph, case.cluster), **facts}
 
 
@@ -149,34 +143,15 @@ def simulated(graph: OpGraph, cluster: Cluster, placement: Sequence[int], priori
     return timeline.makespan_us, wrong
 
 
-def call(module: Sequence[str], limit_seconds: float) -> tuple[int | None, str, str, float]:
-    """Exit code (None: killed at the limit), stdout, stderr and seconds of `python -m module ...` and all that it starts."""
-    begin = time.perf_counter()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "runtime")))}
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-m", *module], env=environment, start_new_session=True, **pipes) as process:
-        try:
-            out, err = process.communicate(timeout=limit_seconds)
-            code: int | None = process.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate()
-            code = None
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return code, out, err, time.perf_counter() - begin
-
-
-def failed(code: int | None, out: str, err: str) -> Cell:
+def failed(ended: Ended) -> Cell:
     """Why a process gave no plan: what it printed as JSON, or its last line, or that it was killed."""
-    if code is None:
+    if ended.code is None:
         return {"status": "timeout", "error": "killed at the hard limit"}
     try:
-        value = json.loads(out)
+        value = json.loads(ended.out)
         return {"status": value["status"], "error": value["error"]}
     except (ValueError, KeyError, TypeError):
-        return {"status": "error", "error": (err.strip().splitlines() or [f"exit code {code}"])[-1]}
+        return {"status": "error", "error": (ended.err.strip().splitlines() or [f"exit code {ended.code}"])[-1]}
 
 
 main = Benchmark("quality", __doc__, FLAGS, measure, lambda found: tables(found["cases"])).main

@@ -22,11 +22,12 @@ from functools import partial
 from pathlib import Path
 
 from baechi_ext.ir import Cluster, OpGraph
-from benchmarks.quality import ALL_SETS, CHOICE, AnyCase, Cell, call, chosen_cases, failed, fill, kept, placed, simulated
+from baechi_ext.python_process import command_of, surroundings
+from benchmarks.quality import ALL_SETS, CHOICE, AnyCase, Cell, chosen_cases, failed, fill, kept, placed, simulated
 from benchmarks.quality_table import SAME, geometric_mean
 from benchmarks.quality_table import report as tables
 from benchmarks.release import CPU_SECONDS, RELEASES, require_checkout
-from benchmarks.runner import Benchmark, Row, commit, markdown, some_of
+from benchmarks.runner import Benchmark, Row, child, commit, markdown, some_of
 
 MOST_OPS = 3000
 FUSED = ("--placer_type=fusion", "--grouper=coplace")
@@ -101,14 +102,14 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 def theirs(args: argparse.Namespace, name: str, case: AnyCase, files: Sequence[Path]) -> Cell:
     """The worth of the release's plan in the simulator."""
     release, *options = THEIRS[name]
-    command = ["benchmarks.release", release, str(getattr(args, release)), str(files[0]), f"--cluster={files[1]}", *options]
-    code, out, err, seconds = call(command, args.hard_limit)
-    if code == -signal.SIGXCPU:
-        return {"status": "timeout", "error": f"took more than {CPU_SECONDS} s of CPU time", "wall_seconds": seconds}
-    if code != 0:
-        return {**failed(code, out, err), "wall_seconds": seconds}
-    value = json.loads(out)
-    facts = {"placement_seconds": value["seconds"], "wall_seconds": seconds}
+    words = [release, str(getattr(args, release)), str(files[0]), f"--cluster={files[1]}", *options]
+    ended = child(command_of("benchmarks.release", *words), args.hard_limit, surroundings())
+    if ended.code == -signal.SIGXCPU:
+        return {"status": "timeout", "error": f"took more than {CPU_SECONDS} s of CPU time", "wall_seconds": ended.seconds}
+    if ended.code != 0:
+        return {**failed(ended), "wall_seconds": ended.seconds}
+    value = json.loads(ended.out)
+    facts = {"placement_seconds": value["seconds"], "wall_seconds": ended.seconds}
     return {**worth(case.graph, case.cluster, value["placement"], value["priority"]), **facts}
 
 

@@ -10,8 +10,10 @@ import os
 import platform
 import resource
 import shlex
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -19,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import baechi_ext
 from baechi_ext.ir.files import require_writable, write_bytes, write_json
@@ -162,6 +164,35 @@ def cpu_seconds_of_children() -> float:
     """CPU seconds of all processes that were started here and have ended; beside the wall time they tell what others took."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+class Ended(NamedTuple):
+    """A process that has ended: its exit code (None: killed at its limit), what it printed, and its seconds."""
+
+    code: int | None
+    out: str
+    err: str
+    seconds: float
+    cpu_seconds: float
+
+
+def child(command: Sequence[str], limit_seconds: float | None, environment: Mapping[str, str], cwd: Path | None = None) -> Ended:
+    """Runs a command; at the limit it and all that it started is killed."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        begin, used = time.perf_counter(), cpu_seconds_of_children()
+        process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=out, stderr=err, start_new_session=True)
+        try:
+            code: int | None = process.wait(limit_seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        seconds, cpu_seconds = time.perf_counter() - begin, cpu_seconds_of_children() - used
+        out.seek(0), err.seek(0)
+        printed, errors = (stream.read().decode(errors="replace") for stream in (out, err))
+    return Ended(code, printed, errors, seconds, cpu_seconds)
 
 
 def in_fresh_process(function: Callable[..., T], *args: Any) -> T:

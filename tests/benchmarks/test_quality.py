@@ -9,11 +9,12 @@ import pytest
 
 from baechi_ext.ir import Plan
 from baechi_ext.place.registry import place
+from baechi_ext.python_process import command_of, surroundings
 from baechi_ext.simulate import lower_bound_us, simulate
 from benchmarks import quality, quality_table
 from benchmarks.families import HELD_OUT, TUNING, Case
 from benchmarks.quality_table import geometric_mean, report, summaries
-from benchmarks.runner import ROOT
+from benchmarks.runner import ROOT, Ended, child
 
 CASES = {case.name: case for case in TUNING}
 TIGHT: Case = CASES["training-20-1-2-tight"]
@@ -61,16 +62,19 @@ def test_parts_share_the_cases() -> None:
 
 
 def test_a_process_that_hangs_is_killed() -> None:
-    code, out, err, seconds = quality.call(["http.server", "0", "--bind=127.0.0.1"], 1.0)
-    assert code is None
-    assert 1.0 <= seconds < 60
-    assert quality.failed(code, out, err) == {"status": "timeout", "error": "killed at the hard limit"}
+    ended = child(command_of("http.server", "0", "--bind=127.0.0.1"), 1.0, surroundings())
+    assert ended.code is None
+    assert 1.0 <= ended.seconds < 60
+    assert quality.failed(ended) == {"status": "timeout", "error": "killed at the hard limit"}
 
 
 def test_failures_say_why() -> None:
-    assert quality.failed(1, '{"status": "infeasible", "error": "too little"}', "x") == {"status": "infeasible", "error": "too little"}
-    assert quality.failed(1, "", "warning\nerror: no such file\n") == {"status": "error", "error": "error: no such file"}
-    assert quality.failed(139, "", "") == {"status": "error", "error": "exit code 139"}
+    def failed(code: int, out: str, err: str) -> dict:
+        return quality.failed(Ended(code, out, err, 1.0, 1.0))
+
+    assert failed(1, '{"status": "infeasible", "error": "too little"}', "x") == {"status": "infeasible", "error": "too little"}
+    assert failed(1, "", "warning\nerror: no such file\n") == {"status": "error", "error": "error: no such file"}
+    assert failed(139, "", "") == {"status": "error", "error": "exit code 139"}
 
 
 def test_plans_are_judged_again() -> None:

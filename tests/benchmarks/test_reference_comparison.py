@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
+from baechi_ext.python_process import command_of, surroundings
 from baechi_ext.simulate import lower_bound_us, simulate
 from benchmarks import reference_comparison, release
 from benchmarks.families import TUNING
-from benchmarks.quality import call
 from benchmarks.release import UNITS, completed, priorities, solve_lp
+from benchmarks.runner import child
 
 LIBRARY = """
 import json
@@ -87,7 +88,8 @@ def place(checkout: Path, graph: OpGraph, cluster: Cluster, *options: str) -> tu
     files = checkout.parent / "graph.json", checkout.parent / "cluster.json"
     graph.save(files[0])
     cluster.save(files[1])
-    code, out, err, _ = call(["benchmarks.release", "baechi", str(checkout), str(files[0]), f"--cluster={files[1]}", *options], 60)
+    command = command_of("benchmarks.release", "baechi", str(checkout), str(files[0]), f"--cluster={files[1]}", *options)
+    code, out, err, *_ = child(command, 60, surroundings())
     assert out, err
     return code, json.loads(out)
 
