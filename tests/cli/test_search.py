@@ -15,6 +15,7 @@ import pytest
 
 from baechi_ext.ir import OpGraph, Plan
 from tests.cli.files import ROOT, a_graph, write
+from tests.runtime.workers import children_of
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -51,11 +52,6 @@ def interrupted(*argv: object, processes: int = 0) -> tuple[int, str, str]:
     assert len(started) == processes
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
     return process.returncode, out, said + rest
-
-
-def children_of(parent: int) -> list[int]:
-    found = (line for task in Path(f"/proc/{parent}/task").glob("*") for line in (task / "children").read_text().split())
-    return sorted(map(int, found))
 
 
 def test_ctrl_c_writes_the_best_plan_so_far(tangled: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """SIGTERM, with which Slurm (every process of a job) and Kubernetes (the first one) end a run: as Ctrl-C, with exit code 143, and soon."""
 
-import contextlib
 import os
 import re
 import signal
@@ -15,7 +14,7 @@ from baechi_ext.ir import OpGraph, Plan
 from baechi_runtime.files.run_folder import RunFolder
 from tests.runtime.forked import Forked, start
 from tests.runtime.trainings import STEP, costs_of, losses_of, undisturbed
-from tests.runtime.workers import finish, only_error, shared_memory
+from tests.runtime.workers import children_of, finish, only_error, shared_memory
 
 WITHIN = 20.0
 """Seconds in which everything ends: twice what a watch in each process allows, since the machine may be busy."""
@@ -38,12 +37,7 @@ for step in range(10**9):
 
 
 def descendants(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(FileNotFoundError):  # the thread has ended
-            for child in map(int, (task / "children").read_text().split()):
-                found += [child, *descendants(child)]
-    return found
+    return [found for child in children_of(pid) for found in (child, *descendants(child))]
 
 
 def begun(kept: Path, process: Forked) -> None:

@@ -19,7 +19,7 @@ from baechi_runtime.cli.main import main
 from baechi_runtime.files.run_folder import RunFolder
 from tests.runtime.chrome_trace import problems_of
 from tests.runtime.forked import start
-from tests.runtime.workers import finish, wait_for_line
+from tests.runtime.workers import children_of, finish, only_error, wait_for_line
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -101,14 +101,7 @@ def test_costgen_writes_costs_that_a_later_run_reads_and_another_graph_refuses(r
     assert "parity" in out
     code, out, err = run("train", *SMALL[:2], "--batch_size=3", f"--cost_path={cost}")
     assert (code, out) == (1, "")
-    assert "the profile is of another graph: the first op that differs is" in errors_of(err)
-
-
-def errors_of(stderr: str) -> str:
-    lines = [line for line in stderr.splitlines() if line.startswith("error:")]
-    assert len(lines) == 1, stderr
-    assert "Traceback" not in stderr
-    return lines[0]
+    assert "the profile is of another graph: the first op that differs is" in only_error(err)
 
 
 @pytest.mark.parametrize(
@@ -137,14 +130,14 @@ def test_bad_input(flags: list[str], code: int, message: str, capsys: pytest.Cap
     assert main(["train", *SMALL, *flags]) == code
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert message in errors_of(captured.err)
+    assert message in only_error(captured.err)
 
 
 def test_a_model_that_does_not_fit_is_said_in_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *SMALL, "--device_memory=1KiB", "--comm_cost_coeffs=0.001,50", "--json"]) == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out)["status"] == "infeasible"
-    assert "1024" in errors_of(captured.err)
+    assert "1024" in only_error(captured.err)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +154,7 @@ def test_a_bad_expert_file_is_told_before_torch_is_loaded(tmp_path: Path, conten
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
-    assert message in errors_of(done.stderr)
+    assert message in only_error(done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +181,7 @@ def test_missing_hints_are_told_before_the_profile(
         (tmp_path / "expert.json").write_text(json.dumps(dict.fromkeys(names, 0)))
         flags.append(f"--expert_file={tmp_path / 'expert.json'}")
     assert main(["train", *flags]) == code
-    assert message in errors_of(capsys.readouterr().err)
+    assert message in only_error(capsys.readouterr().err)
 
 
 def test_num_devices_wins_over_num_gpus() -> None:
@@ -224,7 +217,7 @@ def test_ctrl_c_ends_a_run_at_once_and_says_which_plan_is_kept(tmp_path: Path, c
     finally:
         process.kill()
     assert (process.returncode, out) == (130, "")
-    assert errors_of(err) == f"error: interrupted{f'; {tmp_path}/{kept}' if kept else ''}"
+    assert only_error(err) == f"error: interrupted{f'; {tmp_path}/{kept}' if kept else ''}"
     if kept:
         Plan.load(tmp_path / "plan.json", OpGraph.load(tmp_path / "graph.json"))
 
@@ -237,11 +230,11 @@ def test_ctrl_c_in_a_search_keeps_its_best_plan(tmp_path: Path, method: str, wor
     flags += ["--comm_cost_coeffs=0.001,50"]
     process = start("train", *flags)
     wait_for_line(process, "  best ")
-    started = list(map(int, " ".join(path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/children")).split()))
+    started = children_of(process.pid)
     process.send_signal(signal.SIGINT)
     code, out, err = finish(process, timeout=120)
     assert (code, out) == (130, "")
-    assert errors_of(err) == f"error: interrupted; the best plan found until then is {kept / 'plan.json'}"
+    assert only_error(err) == f"error: interrupted; the best plan found until then is {kept / 'plan.json'}"
     assert len(started) == (3 if workers == "process" else 0)
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
     plan = Plan.load(kept / "plan.json", OpGraph.load(kept / "graph.json"))

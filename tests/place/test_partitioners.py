@@ -6,7 +6,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from baechi_ext.place.partitioners import Network, networks
 from baechi_ext.place.registry import place
 from tests.build import cluster_of, graph_of
 from tests.place.training import branchy_blocks
+from tests.runtime.workers import ended
 
 ROOT = Path(__file__).parents[2]
 each_partitioner = pytest.mark.parametrize("method", ["metis", "scotch"])
@@ -164,18 +164,7 @@ def test_the_program_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", KILLED, str(mapper), str(begun)], env=environment, cwd=ROOT)
     assert done.returncode == -signal.SIGKILL
-    state, until = Path(f"/proc/{begun.read_text().strip()}/stat"), time.monotonic() + 30
-    while runs(state) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not runs(state)
-
-
-def runs(state: Path) -> bool:
-    """True unless it has ended, whether or not anybody has asked how."""
-    try:
-        return state.read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert ended([int(begun.read_text())], 30)
 
 
 def test_scotch_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tests.runtime.forked import Forked, start, torchrun
 from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.namespaces import on_a_small_disk, require_namespaces
 from tests.runtime.trainings import STEP, TIMEOUT_SECONDS, costs_of, losses_of, steps_in
-from tests.runtime.workers import finish, only_error, shared_memory, workers_of
+from tests.runtime.workers import ended, finish, only_error, shared_memory, workers_of
 
 STEPS = 7
 ENDS_WITHIN = 20.0
@@ -115,15 +115,6 @@ def wait_for_checkpoints(folder: Path, process: Forked | subprocess.Popen) -> No
     while not folder.is_dir() or not any(path.name >= "step_00000002" for path in folder.glob("step_*")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-
-
-def ended(pids: list[int], within: float) -> bool:
-    deadline = time.monotonic() + within
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 @pytest.mark.parametrize("launcher", ["baechi", "torchrun"])

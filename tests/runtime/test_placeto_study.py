@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from baechi_runtime.placeto.study import BATCH, StudySettings, Task, affordable,
 from baechi_runtime.placeto.study_table import CONTROLS, Point, Run, StudyTable, append, read_runs
 from tests.build import cluster_of, graph_of
 from tests.runtime.forked import start
-from tests.runtime.workers import finish, only_error, shared_memory
+from tests.runtime.workers import children_of, ended, finish, only_error, shared_memory
 
 SETTINGS = StudySettings(("small",), "train", 2, ("topo", "bfs"), 2, 2 * BATCH, cluster_of(3, latency_us=1), 0)
 
@@ -151,19 +150,6 @@ def finished(table: Path) -> bool:
     with suppress(FileError):
         return bool(read_runs(table, 2 * BATCH))
     return False
-
-
-def children_of(parent: int) -> list[int]:
-    return [int(pid) for task in Path(f"/proc/{parent}/task").glob("*") for pid in (task / "children").read_text().split()]
-
-
-def ended(processes: Sequence[int], within_seconds: float = 30.0) -> bool:
-    until = time.monotonic() + within_seconds
-    while any(Path(f"/proc/{pid}").exists() for pid in processes):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def test_budgets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

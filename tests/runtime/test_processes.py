@@ -20,7 +20,7 @@ from tests.runtime import workers as anew
 from tests.runtime.forked import start, torchrun
 from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.last_words import BABBLE
-from tests.runtime.workers import ROOT, finish, only_error, shared_memory, wait_for_line, workers_of
+from tests.runtime.workers import ROOT, ended, finish, only_error, runs, shared_memory, wait_for_line, workers_of
 
 PROBED = ["train", "--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--workers=process", "--num_steps=2"]
 SMALL = [*PROBED, "--comm_cost_coeffs=0.001,100", "--device_speeds=1"]
@@ -110,21 +110,11 @@ def test_a_worker_goes_on_where_nobody_reads_what_it_says(monkeypatch: pytest.Mo
 def test_what_a_worker_has_started_ends_with_it_unless_it_ended_well(tmp_path: Path, code: int) -> None:
     assert run_workers(["children", str(tmp_path), str(code)], 2, module="tests.runtime.last_words") == code
     children = [int(path.read_text()) for path in tmp_path.iterdir()]
-    deadline = time.monotonic() + 10
-    while code and any(map(runs, children)) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    assert code == 0 or ended(children, 10)
     left = [pid for pid in children if runs(pid)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert bool(left) == (code == 0)
-
-
-def runs(pid: int) -> bool:
-    """True unless it has ended, whether or not anybody has asked how."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_signal_without_a_name_is_told_by_its_number() -> None:

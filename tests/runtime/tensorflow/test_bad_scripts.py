@@ -2,14 +2,13 @@
 
 import re
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from baechi_runtime.cli.main import main
 from tests.runtime.forked import start
-from tests.runtime.workers import finish, only_error
+from tests.runtime.workers import ended, finish, only_error
 
 SCRIPT = """
 import os, signal, tempfile
@@ -105,7 +104,4 @@ def test_a_server_dies_in_a_script(tmp_path: Path) -> None:
     assert re.search(r"was killed by SIGKILL \(its part of the plan takes \d+ bytes\); check", only_error(err))
     pids = [int(pid) for pid in out.split()]
     assert len(pids) == 2
-    deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline, "a server is left"
-        time.sleep(0.1)
+    assert ended(pids)

@@ -19,24 +19,11 @@ from baechi_runtime.tensorflow.servers.blocking_calls import Calls
 from baechi_runtime.tensorflow.servers.devices import Servers
 from tests.runtime.forked import Forked, python
 from tests.runtime.tensorflow.steps import branches, endless, greedy
+from tests.runtime.workers import ended, runs
 
 ROOT = Path(__file__).parents[3]
 SOON = 60.0
 """Seconds; generous, since the machine may be busy."""
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def await_end(pids: list[int]) -> None:
-    deadline = time.monotonic() + SOON
-    while any(map(alive, pids)):
-        assert time.monotonic() < deadline, "a server is left"
-        time.sleep(0.1)
 
 
 def test_an_interrupt_comes_when_the_call_under_way_has_ended() -> None:
@@ -118,7 +105,7 @@ def test_a_server_is_killed_in_mid_step(victim: int) -> None:
         assert time.monotonic() - began < SOON
         with pytest.raises(ExecutionError):
             session.run()
-    assert not any(map(alive, pids))
+    assert not any(map(runs, pids))
 
 
 def test_a_server_that_stands_still_is_given_up() -> None:
@@ -144,7 +131,7 @@ def test_servers_end_with_their_parent(kind: signal.Signals) -> None:
     parent.send_signal(kind)
     parent.wait(timeout=SOON)
     parent.communicate()
-    await_end(pids)
+    assert ended(pids, SOON)
 
 
 def test_servers_outlive_the_thread_that_started_them() -> None:

@@ -26,7 +26,7 @@ from baechi_runtime.tensorflow.servers.devices import Devices, Logical, Servers
 from tests.runtime.forked import Forked, start
 from tests.runtime.tensorflow.steps import Step, branches
 from tests.runtime.trainings import undisturbed
-from tests.runtime.workers import command_line, finish, only_error
+from tests.runtime.workers import command_line, ended, finish, only_error
 from tests.tensorflow_steps import image_step
 
 TRAINING = {"model": "small"}
@@ -206,9 +206,6 @@ def test_a_training_by_command_line_is_ended_and_goes_on(
         said = only_error(err)
         assert "--resume goes on from the checkpoint of step " in said
         assert victim == "interrupt" or re.search(r"was killed by SIGKILL \(its part of the plan takes \d+ bytes\); check", said)
-    deadline = time.monotonic() + SOON
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline, "a server is left"
-        time.sleep(0.1)
+    assert ended(pids, SOON)
     steps = max(int(path.name.removeprefix("step_")) for path in run.glob("step_*")) + 3  # one may be unfinished
     assert losses_of(costs, f"--train_steps={steps}", f"--checkpoint={run}", "--resume") == whole(steps)
