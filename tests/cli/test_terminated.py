@@ -14,7 +14,7 @@ from baechi_ext.ir import OpGraph, Plan
 from baechi_runtime.files.run_folder import RunFolder
 from tests.runtime.forked import Forked, start
 from tests.runtime.trainings import STEP, costs_of, losses_of, undisturbed
-from tests.runtime.workers import children_of, finish, only_error, shared_memory
+from tests.runtime.workers import children_of, finish, only_error
 
 WITHIN = 20.0
 """Seconds in which everything ends: twice what a watch in each process allows, since the machine may be busy."""
@@ -52,7 +52,6 @@ def ended(
     process: Forked, said: str, *, everybody: bool = False, stopped: bool = False, kind: signal.Signals = signal.SIGTERM
 ) -> tuple[int, str]:
     """The exit code, and the one error, of a run that is told to end once it has `said` something. Nothing of it is left, and soon."""
-    before = shared_memory()
     for line in process.stderr if said else ():
         if line.startswith(said):
             break
@@ -65,7 +64,6 @@ def ended(
     code, _, err = finish(process, timeout=60)
     assert time.monotonic() - begin < WITHIN
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
-    assert shared_memory() <= before
     return code, only_error(err)
 
 

@@ -17,7 +17,7 @@ from tests.runtime.forked import Forked, start, torchrun
 from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.namespaces import on_a_small_disk, require_namespaces
 from tests.runtime.trainings import STEP, TIMEOUT_SECONDS, costs_of, losses_of, steps_in
-from tests.runtime.workers import ended, finish, only_error, shared_memory, workers_of
+from tests.runtime.workers import ended, finish, only_error, workers_of
 
 STEPS = 7
 ENDS_WITHIN = 20.0
@@ -35,14 +35,6 @@ def whole(costs: str) -> list[float]:
     losses = losses_of(costs, f"--train_steps={STEPS}")
     assert len(set(losses)) == STEPS
     return losses
-
-
-@pytest.fixture
-def clean() -> Iterator[None]:
-    """Nothing is left in shared memory."""
-    before = shared_memory()
-    yield
-    assert shared_memory() <= before
 
 
 def training(costs: str, checkpoints: Path, *flags: str) -> tuple[str, ...]:
@@ -73,7 +65,7 @@ def harmed(fault: str, *flags: str) -> tuple[str, list[int]]:
     ],
 )
 def test_a_worker_is_killed(
-    clean: None, costs: str, whole: list[float], workers: ForkedWorkers, tmp_path: Path, rank: int, phase: str, on_processes: bool
+    costs: str, whole: list[float], workers: ForkedWorkers, tmp_path: Path, rank: int, phase: str, on_processes: bool
 ) -> None:
     """In its fifth step; the last checkpoint is of the fourth."""
     said, _ = harmed(f"{rank}:{phase}:5:SIGKILL", *training(costs, tmp_path / "run"))
@@ -86,7 +78,7 @@ def test_a_worker_is_killed(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_stands_still(clean: None, costs: str, whole: list[float], tmp_path: Path, rank: int) -> None:
+def test_a_worker_stands_still(costs: str, whole: list[float], tmp_path: Path, rank: int) -> None:
     begin = time.monotonic()
     said, _ = harmed(f"{rank}:backward:3:SIGSTOP", *training(costs, tmp_path / "run", "--timeout=3"))
     assert time.monotonic() - begin < TIMEOUT_SECONDS
@@ -98,7 +90,7 @@ def test_a_worker_stands_still(clean: None, costs: str, whole: list[float], tmp_
     assert losses_of(costs, f"--train_steps={STEPS}", f"--checkpoint={tmp_path / 'run'}", "--resume") == whole
 
 
-def test_a_worker_is_killed_while_it_saves(clean: None, costs: str, whole: list[float], tmp_path: Path) -> None:
+def test_a_worker_is_killed_while_it_saves(costs: str, whole: list[float], tmp_path: Path) -> None:
     """Its third checkpoint, of step 4, is half written."""
     said, _ = harmed("1:save:3:SIGKILL", *training(costs, tmp_path / "run"))
     assert "the worker of device 1 was killed by SIGKILL" in said
@@ -118,7 +110,7 @@ def wait_for_checkpoints(folder: Path, process: Forked | subprocess.Popen) -> No
 
 
 @pytest.mark.parametrize("launcher", ["baechi", "torchrun"])
-def test_the_master_is_killed(clean: None, costs: str, tmp_path: Path, launcher: str) -> None:
+def test_the_master_is_killed(costs: str, tmp_path: Path, launcher: str) -> None:
     """Who started the workers, and holds the store through which they meet, goes without a word."""
     run = tmp_path / "run"
     process = (start if launcher == "baechi" else torchrun)(*endless(costs, run))
@@ -152,7 +144,7 @@ def memory_group() -> Iterator[Path]:
     folder.rmdir()
 
 
-def test_the_kernel_ends_a_worker_that_runs_out_of_memory(clean: None, costs: str, tmp_path: Path, memory_group: Path) -> None:
+def test_the_kernel_ends_a_worker_that_runs_out_of_memory(costs: str, tmp_path: Path, memory_group: Path) -> None:
     run = tmp_path / "run"
     process = start(*endless(costs, run))
     wait_for_checkpoints(run, process)
@@ -167,7 +159,7 @@ def test_the_kernel_ends_a_worker_that_runs_out_of_memory(clean: None, costs: st
     assert re.search(killed, said), said
 
 
-def test_the_disk_is_full(clean: None, costs: str, whole: list[float], tmp_path: Path) -> None:
+def test_the_disk_is_full(costs: str, whole: list[float], tmp_path: Path) -> None:
     """There is room for two checkpoints and a half, and a third does not fit beside them. The first of all, of step 0, is small: Adam has
     no state yet."""
     require_namespaces()
@@ -204,7 +196,7 @@ def test_shared_memory_is_exhausted(costs: str, whole: list[float]) -> None:
     assert json.loads(out)["losses"] == whole
 
 
-def test_ctrl_c_says_how_to_go_on(clean: None, costs: str, tmp_path: Path) -> None:
+def test_ctrl_c_says_how_to_go_on(costs: str, tmp_path: Path) -> None:
     process = start(*endless(costs, tmp_path / "run"))
     wait_for_checkpoints(tmp_path / "run", process)
     process.send_signal(signal.SIGINT)

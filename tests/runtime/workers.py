@@ -84,11 +84,6 @@ def only_error(stderr: str) -> str:
     return lines[0]
 
 
-def shared_memory() -> set[str]:
-    """The names in shared memory, but for the semaphores of Python's multiprocessing: we use none, and tests beside this one do."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
-
-
 def wait_for_line(process: subprocess.Popen, start_of_line: str) -> None:
     for line in process.stderr:
         if line.startswith(start_of_line):
