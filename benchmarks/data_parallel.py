@@ -19,14 +19,14 @@ from baechi_runtime.host.malloc import keep_freed_memory
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.sharding.replicas import DDP, ReplicaStep
 from baechi_runtime.torch.backend import build_step
-from baechi_runtime.torch.lowering.devices import TorchDevice
+from baechi_runtime.torch.lowering.devices import CpuDevice
 
 
 class DataParallel:
     """Workers that run the step of `request`, each on the core of one of `devices`; the same face as a loaded step. Use as a context
     manager."""
 
-    def __init__(self, request: TrainRequest, devices: Sequence[TorchDevice]) -> None:
+    def __init__(self, request: TrainRequest, devices: Sequence[CpuDevice]) -> None:
         timeout = timedelta(seconds=request.timeout_seconds)
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
         self._pipes: list[Connection] = []

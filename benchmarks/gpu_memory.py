@@ -21,8 +21,9 @@ from baechi_runtime.torch.backend import capture
 from baechi_runtime.torch.lowering.devices import cuda_devices
 from baechi_runtime.torch.lowering.memory_limit import CONTEXT_BYTES, FRAGMENTS, WORKSPACE_BYTES
 from baechi_runtime.torch.profiler import ProfileOptions, profile_step
-from baechi_runtime.torch.streams.executor import WARM_UP_STEPS, StreamExecutor
+from baechi_runtime.torch.streams.executor import StreamExecutor
 from baechi_runtime.torch.streams.step_graph import CudaRecorder
+from baechi_runtime.torch.streams.walk import WARM_UP_STEPS
 from benchmarks.runner import Benchmark, Row, in_fresh_process, some_of, table
 from benchmarks.sizes import SIZES
 

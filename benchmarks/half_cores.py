@@ -110,7 +110,7 @@ def count_by_share(share: float, cores: Sequence[int]) -> None:
     own = time.thread_time_ns
     time.thread_time_ns = lambda: int(own() / share)
     profiler._waited_for_core_ns = lambda: 0
-    devices.available_cores = lambda: tuple(cores)
+    devices.available_cores = lambda: tuple(cores)  # type: ignore[attr-defined]  # which it imports
 
 
 def compared(request: Any) -> Iterator[Row]:

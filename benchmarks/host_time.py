@@ -28,8 +28,9 @@ from baechi_runtime.models.training_step import EagerStep
 from baechi_runtime.torch.backend import capture
 from baechi_runtime.torch.lowering.devices import cuda_devices
 from baechi_runtime.torch.profiler import ProfileOptions, profile_step
-from baechi_runtime.torch.streams.executor import WARM_UP_STEPS, StreamExecutor, StreamStep
+from baechi_runtime.torch.streams.executor import StreamExecutor, StreamStep
 from baechi_runtime.torch.streams.step_graph import CudaRecorder
+from baechi_runtime.torch.streams.walk import WARM_UP_STEPS
 from benchmarks.runner import Benchmark, Row, in_turn
 
 SIZES = {
@@ -64,8 +65,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def _of_model(name: str, rounds: int) -> list[Row]:
-    request = TrainRequest(name, pipeline.PlanRequest(), SIZES[name], num_devices=1, cuda=True)
-    step, graph, binding = capture(request)
+    step, graph, binding = capture(TrainRequest(name, pipeline.PlanRequest(), SIZES[name], num_devices=1, cuda=True))
     devices = cuda_devices(max(DEVICES))
     with StreamExecutor(devices) as executor, StreamExecutor(devices, recorder=TimedRecorder) as graphs:
         profile = profile_step(executor, graph, binding, step, QUICK)
@@ -85,8 +85,8 @@ def _of_model(name: str, rounds: int) -> list[Row]:
         graphed: dict[int, StreamStep] = {}
         for count in DEVICES:
             cluster = Cluster.uniform(count, link=LINK)
-            plan = pipeline.PlanRequest("m_etf" if count > 1 else "single")
-            timeline = plans[count] = one_device_timeline(costed) if count == 1 else pipeline.plan(costed, cluster, plan).timeline
+            request = pipeline.PlanRequest("m_etf")
+            timeline = plans[count] = one_device_timeline(costed) if count == 1 else pipeline.plan(costed, cluster, request).timeline
             graphed[count] = graphs.load(timeline, binding, step)
             steps[OP_BY_OP, count] = partial(_sample, executor.load(timeline, binding, step).run)
             steps[GRAPH, count] = partial(_sample_of_graph, graphed[count].run)

@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing import get_context
+from typing import Any
 
 from baechi_runtime.host.malloc import keep_freed_memory
 from baechi_runtime.report.tables import as_size
@@ -24,6 +25,8 @@ CASES = {**SIZES, "gpt2/50257": replace(SIZES["gpt2"], vocab_size=50_257)}
 """gpt2/50257 has as many words as GPT-2 was trained with."""
 KINDS = ("given back", "kept")
 WARMUP, ROUNDS = 3, 10
+STEP: Any = None
+"""This process's."""
 
 
 def build(case: str, kind: str) -> None:

@@ -25,7 +25,7 @@ from baechi_runtime.host.process_memory import high_water_bytes
 from benchmarks.runner import Benchmark, Row, in_fresh_process, in_turn, table, timed
 
 BATCH = {"alexnet": 128, "resnet101": 128, "inception3": 128, "rnnlm": 64, "transformer": 64}
-PUBLISHED = {
+PUBLISHED: dict[str, dict[int, tuple[float, float | None]]] = {
     "alexnet": {4: (0.226, 2.54), 8: (0.253, 2.77), 16: (0.295, 6.98), 32: (0.361, 7.92), 64: (0.475, 257.30)},
     "inception3": {4: (14.398, 69.21), 8: (20.018, 146.51), 16: (39.791, 365.82), 32: (86.039, 937.96), 64: (196.253, 2237.04)},
     "rnnlm": {4: (0.057, 107.47), 8: (0.086, 164.29), 16: (0.069, 432.19), 32: (0.131, 668.22), 64: (0.215, 1041.98)},

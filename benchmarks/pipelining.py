@@ -103,7 +103,7 @@ class BesidePipeline(TorchBackend):
 
     def measure(self, captured: Captured, loaded: Mapping[str, Any], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
         stage, device = Stage(self.request, 0), self.executor.devices[0].torch_device
-        self.executor.together(stage.load, do="stage: load")
+        self.executor.together(stage.load, do="stage: load")  # type: ignore[call-arg]  # a WorkerGroup's
         pipeline, eager = EngineStep(partial(self._step, stage)), EagerStep(build_step(self.request), device)
         self.losses = {
             NAME: [pipeline.run()[0].item() for _ in range(2)],
@@ -113,7 +113,7 @@ class BesidePipeline(TorchBackend):
 
     def _step(self, stage: Stage) -> tuple[float, float]:
         begin = time.perf_counter_ns()
-        loss, _ = self.executor.together(stage.step, do="stage: step")
+        loss, _ = self.executor.together(stage.step, do="stage: step")  # type: ignore[call-arg]
         return loss, (time.perf_counter_ns() - begin) / 1e3
 
 

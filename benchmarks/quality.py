@@ -55,7 +55,7 @@ FLAGS = {"--set": some_of(ALL_SETS, ["tuning"]), "--methods": some_of(METHODS), 
 
 
 def chosen_cases(args: argparse.Namespace) -> Iterator[AnyCase]:
-    sets = {**SETS, "captured": captured_cases(ROOT / "runs" / "graphs")}
+    sets: dict[str, Sequence[AnyCase]] = {**SETS, "captured": captured_cases(ROOT / "runs" / "graphs")}
     cases = (case for name in args.set for case in sets[name])
     chosen = (case for case in cases if not args.cases or any(part in case.name for part in args.cases))
     part, parts = args.part

@@ -97,7 +97,7 @@ def solve_lp(objective: Sequence[float], left: Sequence[Sequence[float]], right:
     return {"x": list(highs.getSolution().col_value)}
 
 
-def recorded(device: type) -> list[tuple[str, ...]]:
+def recorded(device: Any) -> list[tuple[str, ...]]:
     """The names of the ops that each later `run_op` of the placer's devices runs; several where they are fused."""
     committed: list[tuple[str, ...]] = []
     run_op = device.run_op
@@ -189,7 +189,7 @@ def converted(graph: OpGraph) -> tuple[Record, dict[str, Record]]:
 
 def place_by_baechi(graph: OpGraph, cluster: Cluster, method: str, fused: bool) -> tuple[list[int], list[int]]:
     """Placement, and priorities in the order in which the release commits ops; fused ops one after another in topological order."""
-    from placer import m_etf, placer_lib  # the checkout's
+    from placer import m_etf, placer_lib  # type: ignore[import-not-found]  # the checkout's
 
     operations, costs = converted(graph)
     link = cluster.link(0, len(cluster) - 1)

@@ -27,7 +27,8 @@ import baechi_ext
 from baechi_ext.ir.files import require_writable, write_bytes, write_json
 from baechi_runtime.host.processor import processor
 
-K, T = TypeVar("K", bound=Hashable), TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("torch", "numpy", "numba", "highspy", "ortools", "pymetis")
 Row = dict[str, Any]

@@ -29,6 +29,7 @@ from baechi_runtime.models.registry import ModelOptions
 from baechi_runtime.report.report import ProbedLink
 from baechi_runtime.torch.backend import Captured, TorchBackend, on_devices
 from baechi_runtime.torch.cluster import with_measured_speeds
+from baechi_runtime.torch.lowering.devices import CpuDevice
 from benchmarks.data_parallel import DataParallel
 from benchmarks.runner import Benchmark, Row, table
 from benchmarks.sizes import SIZES
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace, backend: TorchBackend) -> Row:
         "auto, equal parts": (backend.in_parts(whole, len(even)), even),
         AWARE: (backend.in_parts(whole, sizes), slow),
     }
-    with slowed(backend.executor.devices[-1].core):
+    devices = [device for device in backend.executor.devices if isinstance(device, CpuDevice)]
+    with slowed(devices[-1].core):
         measured, _ = with_measured_speeds(even, backend.executor)
     shown = shared_sizes(whole.batch or 0, [device.speed for device in measured.devices])
     same = next((captured for captured, _ in kinds.values() if captured.microbatches == shown), None)
@@ -85,7 +87,6 @@ def run(args: argparse.Namespace, backend: TorchBackend) -> Row:
     for name, (captured, _) in kinds.items():
         require_parity(backend.check(captured, plans[name].timeline))
         variants[name] = backend.load(captured, plans[name].timeline)
-    devices = backend.executor.devices
     with DataParallel(backend.request, devices) as ddp, slowed(devices[-1].core):
         measurement = backend.measure(whole, {**variants, "ddp": ddp}, NUM_STEPS, lambda i: None)
     rows = [

@@ -8,6 +8,7 @@ import shlex
 from functools import cache
 from importlib import import_module
 from itertools import takewhile
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,11 @@ def test_benchmarks_and_their_flags_exist(where: str, name: str, words: list[str
     assert (ROOT / "benchmarks" / f"{name}.py").exists() or (ROOT / "benchmarks" / name / "__main__.py").exists()
     own = takewhile(lambda word: word != "--", words)  # what follows is for another command
     assert {word.partition("=")[0] for word in own if word.startswith("--")} <= flags_of(name), where
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_every_benchmark_can_be_imported(path: Path) -> None:
+    import_module(f"benchmarks.{path.stem}")
 
 
 def test_benchmarks_are_named() -> None:
