@@ -1,15 +1,17 @@
 """A sharded run's folder, read once and checked: its report, and its shard plans."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from baechi_ext.ir.files import read_json
 from baechi_ext.shard.plan import ShardPlan
 from baechi_runtime.files.run_folder import REPORT, SHARD_PLAN
+from baechi_runtime.report.findings import load_text
 from baechi_runtime.report.reading import read
 from baechi_runtime.report.report import Sharded, Strategy
+from baechi_runtime.report.tables import as_time
 
 OWN = "plan"
 """The name for the plan of a folder that has no report."""
@@ -62,6 +64,23 @@ class ShardedRun:
     def devices(self) -> int:
         counts = [len(s.held_bytes) for s in self.strategies] + [plan.devices for plan in self.plans.values()]
         return max(counts, default=0)
+
+
+def facts_of(report: Sharded) -> Iterator[tuple[str, str]]:
+    """The facts behind a verdict on split steps, by name."""
+    machine, processes = report.machine, f"{report.num_devices}, mesh {' x '.join(map(str, report.mesh))}"
+    if machine is not None:
+        link = f"{machine.gigabytes_per_second:.3g} GB/s and {as_time(machine.latency_us)} a message"
+        processes += f", each {machine.tera_flops:.3g} TFLOP/s, {link} (measured)"
+    yield "processes", processes
+    if report.single_step_us is not None:
+        yield "one process", f"{as_time(report.single_step_us.median)} a step that is not split"
+    if report.executable:
+        yield "executable", report.executable
+    if report.kendall_tau is not None:
+        yield "ranking", f"Kendall's tau of predicted and measured: {report.kendall_tau:+.2f}"
+    if isinstance(report.load_of_others, float):
+        yield "CPU load", load_text(report.load_of_others)
 
 
 def _plans(folder: Path, report: Sharded) -> dict[str, ShardPlan]:

@@ -24,7 +24,7 @@ from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.registry import make_step
 from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
 from baechi_runtime.report.progress import progress
-from baechi_runtime.report.report import Held
+from baechi_runtime.report.report import Held, StepParts
 from baechi_runtime.sharding.binding import lay_out
 from baechi_runtime.sharding.calibration import agreed, measured_tera_flops, seconds_of
 from baechi_runtime.sharding.captured import CapturedGraph, captured_module
@@ -60,7 +60,7 @@ class Captured(Whole):
     def whole(self) -> Forecast:
         """The step that every process runs whole: torch's own, as it was measured beforehand, not our program of it."""
         passes_us = self.machine.seconds(self.graph.flop) * 1e6
-        return Forecast(passes_us, update_us=self.forecaster.update_seconds * 1e6, traffic=Traffic())
+        return Forecast(StepParts(calls_us=passes_us, update_us=self.forecaster.update_seconds * 1e6), traffic=Traffic())
 
 
 @dataclass(frozen=True)

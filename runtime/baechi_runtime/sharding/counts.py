@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from baechi_ext.capture.torch_private import collectives
-from baechi_runtime.report.report import Held
+from baechi_runtime.report.report import Held, Sent
 
 _ROUNDS = {"all_reduce": 2, "allreduce": 2, "allreduce_coalesced": 2}
 """A ring goes round twice for a sum that everybody gets, once for anything else."""
@@ -39,9 +39,9 @@ class Traffic:
         self.calls.update(other.calls)
         return self
 
-    def to_json(self) -> dict[str, dict[str, float]]:
-        """By kind of collective."""
-        return {kind: {"messages": self.calls[kind], "bytes": size} for kind, size in self.sent.items()}
+    def by_kind(self) -> dict[str, Sent]:
+        """Messages and bytes by kind of collective."""
+        return {kind: Sent(messages=self.calls[kind], bytes=size) for kind, size in self.sent.items()}
 
 
 @contextlib.contextmanager

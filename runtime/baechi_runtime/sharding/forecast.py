@@ -8,14 +8,15 @@ Nothing is taken to overlap: where processes are CPU cores, messages take the co
 import operator
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from msgspec.structs import astuple
 from torch import Tensor, fx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx.node import map_arg
@@ -26,6 +27,7 @@ from baechi_ext.shard.machine import Costs, Machine
 from baechi_ext.shard.tables import Configurations, Tables
 from baechi_ext.shard.terms import AllReduce, Shares
 from baechi_runtime.models.training_step import TrainingStep
+from baechi_runtime.report.report import Layer, StepParts
 from baechi_runtime.sharding.binding import bind, lay_out
 from baechi_runtime.sharding.calibration import Links, agreed, finish, probed_links, seconds_of
 from baechi_runtime.sharding.captured import CapturedGraph, ForwardGraph
@@ -42,7 +44,6 @@ _REPEATS, _ENOUGH_SECONDS = 4, 0.03
 _STEPS = 4
 _SUM_BYTES = 1 << 12, 1 << 22
 """Sizes of the sums that tell how fast these go round."""
-PARTS = ("calls_us", "moves_us", "gradients_us", "update_us", "executor_us")
 GRADIENT_SUM = "allreduce"
 """The kind that `counted` gives to messages by which gradients are added up."""
 _OUTSIDE = ("output sum", "input gradient", "weight gradient")
@@ -51,27 +52,19 @@ _OUTSIDE = ("output sum", "input gradient", "weight gradient")
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Microseconds of a step: calls on their parts, moving parts, adding gradients of weights up, the update, and running it all.
+    """A step's calls on their parts, moving parts, adding gradients of weights up, the update, and running it all.
 
     `layers`: what each call adds to these, and `traffic`, what a process sends, both where they are known: `torch`'s own steps are not
     looked into.
     """
 
-    calls_us: float
-    moves_us: float = 0.0
-    gradients_us: float = 0.0
-    update_us: float = 0.0
-    executor_us: float = 0.0
-    layers: Mapping[str, "Forecast"] = field(default_factory=dict)
+    parts: StepParts
+    layers: Sequence[Layer] = ()
     traffic: Traffic | None = None
 
     @property
     def step_us(self) -> float:
-        return sum(self.to_json().values())
-
-    def to_json(self) -> dict[str, float]:
-        """The parts that add up to the step."""
-        return {part: getattr(self, part) for part in PARTS}
+        return sum(astuple(self.parts))
 
 
 class PartTimes:
@@ -204,11 +197,11 @@ class Forecaster:
     def _of(self, program: Program) -> Forecast:
         pairs = [(call, program.layout(call)) for call in self._calls]
         self._times.measure(pairs)
-        us: dict[str, Costs] = defaultdict(lambda: np.zeros(len(PARTS)))
+        us: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         traffic = Traffic()
 
         def add(layer: str, part: str, seconds: float) -> None:
-            us[layer][PARTS.index(part)] += 1e6 * seconds
+            us[layer][part] += 1e6 * seconds
 
         for call, layout in pairs:
             add(call.name, "calls_us", self._times.seconds(call, layout))
@@ -225,8 +218,9 @@ class Forecaster:
             add(program.readers.get(name, ""), "update_us", self.update_seconds * prod(shape) / self._words)
         for name, share in self._gradients(program, shapes, traffic).items():
             add(program.readers[name], "gradients_us", share)
-        layers = {name: Forecast(*parts.tolist()) for name, parts in us.items()}
-        return replace(Forecast(*sum(us.values(), np.zeros(len(PARTS))).tolist()), layers=layers, traffic=traffic)
+        layers = [Layer(name=name, **parts) for name, parts in us.items()]
+        whole = {part: sum(getattr(layer, part) for layer in layers) for part in StepParts.__struct_fields__}
+        return Forecast(StepParts(**whole), layers, traffic)
 
     def _gradients(self, program: Program, shapes: dict[str, tuple[int, ...]], traffic: Traffic) -> dict[str, float]:
         """Seconds of adding up each weight's gradient: its part, by size, of those of its message. What is sent is added to `traffic`."""

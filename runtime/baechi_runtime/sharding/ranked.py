@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
+from msgspec import structs
 
 from baechi_ext.capture.parts import Parts
 from baechi_ext.errors import CaptureError, ExecutionError, ShardError
@@ -23,6 +24,7 @@ from baechi_runtime.measure.rehearsal import Rehearsal
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.report.progress import progress
+from baechi_runtime.report.report import ParityCheck, Sharded, StepParts
 from baechi_runtime.report.tables import as_size
 from baechi_runtime.sharding.backend import Captured as ShardCaptured
 from baechi_runtime.sharding.backend import Loaded, ShardBackend, Whole
@@ -101,7 +103,7 @@ class _Worker:
         try:
             strategy = predicted(self._searched, self._captured.forecaster, PASE)
         except (CaptureError, ShardError) as e:  # on every process: all capture and search the same
-            return _Rehearsed(Predicted(PASE, [], Forecast(0.0)), 0.0, str(e))
+            return _Rehearsed(Predicted(PASE, [], Forecast(StepParts())), 0.0, str(e))
         found, held = _Rehearsed(strategy, strategy.forecast.step_us), self._searched.of(strategy.configurations).held_bytes
         if not strategy.splits:
             return replace(found, why_not=NO_SPLIT)
@@ -136,13 +138,13 @@ class _Worker:
             self._random_states[name] = state_of(self.processes.device)
         return found
 
-    def run(self, name: str, whole_us: float) -> ShardReport:
+    def run(self, name: str, whole_us: float) -> Sharded:
         """The engine's steps, timed or trained by; rank 0's report counts."""
         chosen, plans = replace(self._rehearsed[name].strategy, note=f"{TITLES[name]}, by auto"), dict[str, str]()
         if name == PASE:
             plans = save(self.processes, self._captured, self._searched, {name: chosen})
         strategy = Strategy(chosen, self._ready(name), plan=plans.get(name))
-        return reported(self.processes, self.whole, Forecast(whole_us), {name: strategy})
+        return reported(self.processes, self.whole, Forecast(StepParts(calls_us=whole_us)), {name: strategy})
 
 
 class EngineStep:
@@ -219,8 +221,9 @@ class TorchEngines:
         """See Engines."""
         parity = self.check(whole, engine)
         require_parity(parity)
-        report: ShardReport = self._together(whole, "run", name=engine.name, whole_us=placement.single.makespan_us)
-        return replace(report, runs=tuple(replace(run, parity=parity) for run in report.runs), notes=placement.result.notes)
+        found: Sharded = self._together(whole, "run", name=engine.name, whole_us=placement.single.makespan_us)
+        strategies = [structs.replace(s, parity=ParityCheck.of(parity)) for s in found.strategies]
+        return ShardReport(structs.replace(found, strategies=strategies, notes=list(placement.result.notes)))
 
     def _together(self, whole: Captured, do: str, **given: Any) -> Any:
         """Have all workers call this method of theirs; what it returns here."""

@@ -18,6 +18,7 @@ from baechi_ext.errors import ShardError
 from baechi_runtime.measure.rehearsal import FIRST_STEPS, Rehearsal
 from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.models.training_step import TrainingStep
+from baechi_runtime.report.report import StepParts
 from baechi_runtime.sharding.calibration import agreed, passes_seconds, seconds_of
 from baechi_runtime.sharding.forecast import Forecast
 from baechi_runtime.torch.lowering.random_state import as_it_was
@@ -89,7 +90,7 @@ def forecast(
     step = rehearsal.typical(rows, agreed(share, device))
     updated = min(statistics.median(rows[:, 2]), step)
     calls = min(alone_seconds, step - updated)
-    return Forecast(1e6 * calls, 0.0, 1e6 * (step - updated - calls), 1e6 * updated)
+    return Forecast(StepParts(calls_us=1e6 * calls, gradients_us=1e6 * (step - updated - calls), update_us=1e6 * updated))
 
 
 def rehearsed_us(rehearsal: Rehearsal, run: Callable[[], object], device: torch.device, others: Callable[[], LoadOfOthers]) -> float:

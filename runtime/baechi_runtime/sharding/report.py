@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from baechi_ext.shard.machine import Machine
-from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.samples import ENOUGH, TOO_FEW, Noise, Ratio, Samples
-from baechi_runtime.report.findings import Findings, labelled, load_text
-from baechi_runtime.report.report import Held, Layer, MeasuredMachine, ParityCheck, Sent, SentBy, Sharded, StepParts, Strategy
+from baechi_runtime.report.findings import Findings, labelled
+from baechi_runtime.report.report import SentBy, Sharded, Strategy
+from baechi_runtime.report.sharded_summary import facts_of
 from baechi_runtime.report.tables import as_range, as_size, as_time, show, table_of
 from baechi_runtime.report.verdict import line_of, sharded_verdict
 from baechi_runtime.sharding.counts import Traffic
@@ -24,96 +23,48 @@ WHOLE = "not split"
 """The name of the step that every process runs whole."""
 
 
-@dataclass(frozen=True)
-class StrategyRun:
-    """A strategy that was run, and what each process sends and holds in a step. `parity` is None for torch's own data parallelism, whose
-    dropout differs; `plan` is the file of its shard plan, where there is one."""
-
-    name: str
-    note: str
-    forecast: Forecast
-    samples: Samples
-    traffic: Traffic
-    held: tuple[Held, ...]
-    parity: Parity | None = None
-    losses: tuple[float, ...] = ()
-    plan: str | None = None
-
-    @property
-    def predicted_us(self) -> float:
-        return self.forecast.step_us
-
-    def reported(self, single: Samples | None) -> Strategy:
-        """`single`: the steps that are not split, taken in turn with these; None where they were not."""
-        forecast = self.forecast
-        return Strategy(
-            name=self.name,
-            note=self.note,
-            plan=self.plan,
-            predicted_step_us=self.predicted_us,
-            predicted_parts_us=StepParts(**forecast.to_json()),
-            measured_step_us=self.samples,
-            ratio=None if single is None else Ratio.of(single, self.samples),
-            sent_bytes=self.traffic.sent_bytes,
-            collectives=dict(self.traffic.calls),
-            sent=SentBy(predicted=None if forecast.traffic is None else _sent(forecast.traffic), counted=_sent(self.traffic)),
-            held_bytes=list(self.held),
-            layers=[Layer(name=name, **parts.to_json()) for name, parts in forecast.layers.items()],
-            parity=None if self.parity is None else ParityCheck.of(self.parity),
-            losses=list(self.losses),
-        )
+def strategy_of(forecast: Forecast, samples: Samples, single: Samples | None, traffic: Traffic, **known: Any) -> Strategy:
+    """The report of a strategy that was run; `traffic` is what each process sends in a step. `single`: the steps that are not split, taken
+    in turn with these; None where they were not. `known`: its other fields."""
+    return Strategy(
+        **known,
+        predicted_step_us=forecast.step_us,
+        predicted_parts_us=forecast.parts,
+        measured_step_us=samples,
+        ratio=None if single is None else Ratio.of(single, samples),
+        sent_bytes=traffic.sent_bytes,
+        collectives=dict(traffic.calls),
+        sent=SentBy(predicted=None if forecast.traffic is None else forecast.traffic.by_kind(), counted=traffic.by_kind()),
+        layers=list(forecast.layers),
+    )
 
 
-def _sent(traffic: Traffic) -> dict[str, Sent]:
-    return {kind: Sent(**sent) for kind, sent in traffic.to_json().items()}
+def sharded_of(whole: Strategy, strategies: Sequence[Strategy], noise: Noise, **known: Any) -> Sharded:
+    """The report of the step that every process runs whole, and of those that are split, with why they are too noisy to compare. `known`:
+    its other fields."""
+    single = whole.measured_step_us
+    few = [TOO_FEW] if whole.ratio is not None and single is not None and len(single.us) < ENOUGH else []
+    us = [(s.predicted_step_us or 0.0, s.measured_step_us.median) for s in strategies if s.measured_step_us is not None]
+    return Sharded(
+        **known,
+        executor="sharded",
+        single_step_us=single,
+        whole=whole,
+        strategies=list(strategies),
+        kendall_tau=kendall_tau([predicted for predicted, _ in us], [measured for _, measured in us]),
+        load_of_others=noise.load_of_others,
+        doubts=[*noise.disturbances(), *few],
+    )
 
 
 @dataclass(frozen=True)
 class ShardReport(Findings):
-    """Everything `baechi train --sharding` found out, or `auto` that runs an engine of torch's own. `machine` are the processes as a
-    search saw them, None where there was none, and `executable` the cost of keeping to what can be run; `single` is the step that every
-    process runs whole. `load_of_others` and `oversubscribed` are as for Noise. `in_turn`: the steps took turns, to be
-    compared; in a training they do not."""
+    """Everything `baechi train --sharding` found out, or `auto` that runs an engine of torch's own."""
 
-    model: str
-    mesh: tuple[int, ...]
-    single: StrategyRun
-    runs: tuple[StrategyRun, ...]
-    machine: Machine | None = None
-    executable: str = ""
-    notes: tuple[str, ...] = ()
-    load_of_others: float | None = None
-    oversubscribed: bool = False
-    in_turn: bool = True
-
-    @property
-    def tau(self) -> float | None:
-        """Kendall's tau of predicted and measured steps; None for fewer than two."""
-        return kendall_tau([run.predicted_us for run in self.runs], [run.samples.median for run in self.runs])
+    sharded: Sharded
 
     def report(self) -> Sharded:
-        machine, single = self.machine, self.single.samples if self.in_turn else None
-        seen = None if machine is None else (machine.tera_flops, machine.gigabytes_per_second, machine.latency_us)
-        return Sharded(
-            model=self.model,
-            executor="sharded",
-            num_devices=prod(self.mesh),
-            mesh=list(self.mesh),
-            machine=seen and MeasuredMachine(*seen),
-            executable=self.executable,
-            single_step_us=self.single.samples,
-            whole=self.single.reported(single),
-            strategies=[run.reported(single) for run in self.runs],
-            kendall_tau=self.tau,
-            load_of_others=self.load_of_others,
-            doubts=self.doubts(),
-            notes=list(self.notes),
-        )
-
-    def doubts(self) -> list[str]:
-        """Why the steps are too noisy to compare, one reason each; empty where they are not."""
-        found = Noise(self.load_of_others, self.oversubscribed).disturbances()
-        return [*found, TOO_FEW] if self.in_turn and len(self.single.samples.us) < ENOUGH else found
+        return self.sharded
 
     def print(self) -> None:
         """Prints the verdict, the table of strategies and the facts behind it on stdout."""
@@ -121,33 +72,24 @@ class ShardReport(Findings):
         show(verdict, "", self._table(), "", *facts)
 
     def _table(self) -> "Table":
-        def row(run: StrategyRun) -> tuple[str, ...]:
-            parity = "-" if run.parity is None else f"{run.parity.max_rel_diff:.1e}"
-            times = as_time(run.predicted_us), as_time(run.samples.median), as_range(run.samples.us)
-            return run.name, *times, as_size(run.traffic.sent_bytes), str(run.traffic.calls.total()), parity, run.note
+        def row(s: Strategy, steps: Samples) -> tuple[str, ...]:
+            parity = "-" if s.parity is None else f"{inf if s.parity.max_rel_diff is None else s.parity.max_rel_diff:.1e}"
+            times = as_time(s.predicted_step_us or 0.0), as_time(steps.median), as_range(steps.us)
+            return s.name, *times, as_size(s.sent_bytes), str(sum(s.collectives.values())), parity, s.note
 
         names = ("strategy", "predicted", "measured", "min to max", "sent", "messages", "parity", "what it is")
-        return table_of(names, map(row, self.runs), words=("what it is",))
+        rows = [row(s, s.measured_step_us) for s in self.sharded.strategies if s.measured_step_us is not None]
+        return table_of(names, rows, words=("what it is",))
 
     def lines(self) -> Iterator[str]:
         """The verdict, and the facts behind it."""
-        yield line_of(sharded_verdict(self.report().strategies, self.doubts()))
-        machine, processes = self.machine, f"{prod(self.mesh)}, mesh {' x '.join(map(str, self.mesh))}"
-        if machine is not None:
-            link = f"{machine.gigabytes_per_second:.3g} GB/s and {as_time(machine.latency_us)} a message"
-            processes += f", each {machine.tera_flops:.3g} TFLOP/s, {link} (measured)"
-        yield labelled("processes", processes)
-        yield labelled("one process", f"{as_time(self.single.samples.median)} a step that is not split")
-        if self.executable:
-            yield labelled("executable", self.executable)
-        if self.tau is not None:
-            yield labelled("ranking", f"Kendall's tau of predicted and measured: {self.tau:+.2f}")
-        if self.load_of_others is not None:
-            yield labelled("CPU load", load_text(self.load_of_others))
-        yield from (labelled("note", note) for note in self.notes)
-        for run in self.runs:
-            if run.losses:
-                yield labelled("losses", f"{run.name}: " + " ".join(f"{loss:.6g}" for loss in run.losses))
+        report = self.sharded
+        yield line_of(sharded_verdict(report.strategies, report.doubts or ()))
+        yield from (labelled(*fact) for fact in facts_of(report))
+        yield from (labelled("note", note) for note in report.notes)
+        for s in report.strategies:
+            if s.losses:
+                yield labelled("losses", f"{s.name}: " + " ".join(f"{loss:.6g}" for loss in s.losses))
 
 
 def kendall_tau(predicted: Sequence[float], measured: Sequence[float]) -> float | None:

@@ -1,11 +1,13 @@
 """`baechi train --sharding`: in each of a group of worker processes the model's step, split by some strategies, checked and timed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
+from msgspec import structs
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir.files import make_folder, write_json
@@ -19,13 +21,15 @@ from baechi_runtime.drivers.training import measured, train_on
 from baechi_runtime.files.run_folder import SHARD_PLAN, STRATEGY_PLAN, TP_PLAN, begin_run, is_of_a_run
 from baechi_runtime.host.malloc import keep_freed_memory
 from baechi_runtime.measure.parity_result import Parity, require_parity
-from baechi_runtime.measure.samples import Samples
+from baechi_runtime.measure.samples import Noise, Samples
 from baechi_runtime.report.progress import progress
+from baechi_runtime.report.report import MeasuredMachine, ParityCheck, Sharded, StepParts
+from baechi_runtime.report.report import Strategy as StrategyReport
 from baechi_runtime.sharding.backend import Captured, Loaded, ShardBackend, Whole
 from baechi_runtime.sharding.binding import Searched, among_runnable
 from baechi_runtime.sharding.forecast import Forecast
 from baechi_runtime.sharding.replicas import REPLICAS
-from baechi_runtime.sharding.report import ShardReport, StrategyRun
+from baechi_runtime.sharding.report import ShardReport, sharded_of, strategy_of
 from baechi_runtime.sharding.strategies import NAMES, PASE, Predicted, predicted, search_measured
 from baechi_runtime.sharding.tensor_parallel import tensor_parallel_plan
 from baechi_runtime.torch.backend import worker_group
@@ -88,10 +92,12 @@ def split(backend: ShardBackend) -> ShardReport:
     plans = save(backend, captured, searched, chosen)
     chosen |= backend.replicated(captured, [name for name in request.sharding if name in REPLICAS])
     strategies = {name: _loaded(backend, captured, chosen[name], plans.get(name)) for name in request.sharding}
-    return replace(reported(backend, captured, captured.whole, strategies), machine=machine, executable=searched.line())
+    measured_machine = MeasuredMachine(machine.tera_flops, machine.gigabytes_per_second, machine.latency_us)
+    found = reported(backend, captured, captured.whole, strategies)
+    return ShardReport(structs.replace(found, machine=measured_machine, executable=searched.line()))
 
 
-def reported(backend: ShardBackend, captured: Whole, forecast: Forecast, strategies: Mapping[str, Strategy]) -> ShardReport:
+def reported(backend: ShardBackend, captured: Whole, forecast: Forecast, strategies: Mapping[str, Strategy]) -> Sharded:
     """Steps of each strategy, timed in turn with those that are not split, or trained. `forecast` is of the latter. Every process has to
     call it."""
     request = backend.request
@@ -107,14 +113,15 @@ def reported(backend: ShardBackend, captured: Whole, forecast: Forecast, strateg
         load = load_of_others(backend)
         samples, losses = _trained(request.model, loaded, request.run)
         share = load.share()
-    return ShardReport(
+    unsplit = measurement.samples[UNPLACED]
+    single = unsplit if request.run is None else None  # steps that were not taken in turn are not compared
+    return sharded_of(
+        _reported(backend, whole, unsplit, single),
+        [_reported(backend, strategy, samples[name], single, losses.get(name, ())) for name, strategy in strategies.items()],
+        Noise(share, measurement.oversubscribed),
         model=request.model,
-        mesh=backend.shape,
-        single=_run_of(backend, whole, measurement.samples[UNPLACED]),
-        runs=tuple(_run_of(backend, strategy, samples[name], losses.get(name, ())) for name, strategy in strategies.items()),
-        load_of_others=share,
-        oversubscribed=measurement.oversubscribed,
-        in_turn=request.run is None,
+        num_devices=prod(backend.shape),
+        mesh=list(backend.shape),
     )
 
 
@@ -138,9 +145,13 @@ def _trained(
     return samples, losses
 
 
-def _run_of(backend: ShardBackend, strategy: Strategy, samples: Samples, losses: Sequence[float] = ()) -> StrategyRun:
+def _reported(
+    backend: ShardBackend, strategy: Strategy, samples: Samples, single: Samples | None, losses: Sequence[float] = ()
+) -> StrategyReport:
     (traffic, held), chosen = backend.counts(strategy.loaded), strategy.chosen
-    return StrategyRun(chosen.name, chosen.note, chosen.forecast, samples, traffic, held, strategy.parity, tuple(losses), strategy.plan)
+    parity = None if strategy.parity is None else ParityCheck.of(strategy.parity)
+    known = {"held_bytes": list(held), "parity": parity, "losses": list(losses), "plan": strategy.plan}
+    return strategy_of(chosen.forecast, samples, single, traffic, name=chosen.name, note=chosen.note, **known)
 
 
 def save(backend: ShardBackend, captured: Captured, searched: Searched, chosen: Mapping[str, Predicted]) -> dict[str, str]:
@@ -169,6 +180,6 @@ def save(backend: ShardBackend, captured: Captured, searched: Searched, chosen: 
 def _plan_of(backend: ShardBackend, captured: Captured, searched: Searched, chosen: Predicted) -> ShardPlan:
     cost_model = "default" if searched.measured is None else "measured"
     plan = ShardPlan.of(searched.of(chosen.configurations), captured.graph.batch, cost_model, {"mesh": list(backend.shape)})
-    parts = {name: costs.to_json() for name, costs in chosen.forecast.layers.items()}
-    named = {name: {FORECAST_KINDS[part]: us for part, us in costs.items() if us} for name, costs in parts.items()}
+    parts = StepParts.__struct_fields__
+    named = {layer.name: {FORECAST_KINDS[part]: us for part in parts if (us := getattr(layer, part))} for layer in chosen.forecast.layers}
     return plan.predicted_as(chosen.forecast.step_us, named)

@@ -2,20 +2,20 @@
 
 import pytest
 
-from baechi_ext.shard.machine import Machine
-from baechi_runtime.measure.samples import TOO_FEW, Samples
-from baechi_runtime.report.report import Held
+from baechi_runtime.measure.samples import TOO_FEW, Noise, Samples
+from baechi_runtime.report.report import StepParts
 from baechi_runtime.sharding.counts import Traffic
 from baechi_runtime.sharding.forecast import Forecast
-from baechi_runtime.sharding.report import WHOLE, ShardReport, StrategyRun
+from baechi_runtime.sharding.report import WHOLE, ShardReport, sharded_of, strategy_of
 
 
 def report(*, in_turn: bool, load_of_others: float) -> ShardReport:
     """A report of one strategy, twice as fast as not split; two steps of either."""
-    held = (Held(),) * 2
-    single = StrategyRun(WHOLE, "", Forecast(20.0), Samples((20.0, 22.0)), Traffic(), held)
-    split = StrategyRun("pase", "", Forecast(10.0), Samples((10.0, 11.0)), Traffic(), held)
-    return ShardReport("rnnlm", (2,), single, (split,), Machine(devices=2), load_of_others=load_of_others, in_turn=in_turn)
+    steps, none = Samples((20.0, 22.0)), Traffic()
+    single = steps if in_turn else None
+    whole = strategy_of(Forecast(StepParts(calls_us=20.0)), steps, single, none, name=WHOLE)
+    split = strategy_of(Forecast(StepParts(calls_us=10.0)), Samples((10.0, 11.0)), single, none, name="pase")
+    return ShardReport(sharded_of(whole, [split], Noise(load_of_others, oversubscribed=False), model="rnnlm", num_devices=2, mesh=[2]))
 
 
 def test_steps_in_turn_are_compared_and_too_few_are_a_doubt() -> None:

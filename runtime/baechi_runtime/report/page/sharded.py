@@ -6,11 +6,11 @@ from msgspec.structs import asdict, astuple
 
 from baechi_ext.shard.explain import COMPUTE, EXECUTOR, FORECAST_KINDS, UPDATE, ShardExplanation
 from baechi_ext.shard.plan import LayerSplit, ShardPlan
-from baechi_runtime.report.findings import load_text, prediction_error
+from baechi_runtime.report.findings import prediction_error
 from baechi_runtime.report.page.headline import figure
 from baechi_runtime.report.palette import DEVICES, device_colour
 from baechi_runtime.report.report import Sent, Sharded, Strategy
-from baechi_runtime.report.sharded_summary import ShardedRun
+from baechi_runtime.report.sharded_summary import ShardedRun, facts_of
 from baechi_runtime.report.tables import as_size, as_time, share_of
 from baechi_runtime.report.verdict import Verdict, sharded_verdict
 
@@ -76,24 +76,14 @@ def _bound(plan: ShardPlan) -> str:
 
 
 def _facts(run: ShardedRun) -> list[tuple[str, str]]:
-    plan, report, facts = run.plan, run.report or Sharded(), []
+    plan, facts = run.plan, []
     if plan is not None:
         facts.append(("plan", f"{plan.status} by {plan.cost_model} costs, batch {plan.batch}, {len(plan.shard)} layers"))
-    if run.report is not None:
-        facts.append(("processes", f"{report.num_devices}, mesh {' x '.join(map(str, report.mesh))}"))
-    if (machine := report.machine) is not None:
-        speeds = f"{machine.tera_flops:.3g} TFLOP/s, {machine.gigabytes_per_second:.3g} GB/s and {machine.latency_us:.4g} us a message"
-        facts.append(("machine", f"each process {speeds} (measured)"))
-    if report.executable:
-        facts.append(("executable", report.executable))
-    if report.kendall_tau is not None:
-        facts.append(("ranking", f"Kendall's tau of predicted and measured steps: {report.kendall_tau:+.2f}"))
+    facts += [] if run.report is None else facts_of(run.report)
     largest = ((s.name, s.parity.max_rel_diff) for s in run.strategies if s.parity is not None)
     facts += [("parity", f"{name}: largest difference {'inf' if far is None else f'{far:.1e}'} relative") for name, far in largest]
-    if isinstance(report.load_of_others, float):
-        facts.append(("CPU load", load_text(report.load_of_others)))
     facts += [("note", f"{s.name}: {s.note}") for s in run.split if s.note]
-    return [*facts, ("versions", report.made_by.programs or "not recorded")]
+    return [*facts, ("versions", (run.report or Sharded()).made_by.programs or "not recorded")]
 
 
 def _kinds(run: ShardedRun) -> list[str]:
