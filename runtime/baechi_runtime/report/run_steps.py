@@ -2,23 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from baechi_ext.explain.memory import memory_courses
 from baechi_ext.ir.measured import MeasuredStep
+from baechi_ext.simulate import Transfer
 from baechi_runtime.files.run_folder import RunFolder
 
 PREDICTED, MEASURED = "predicted", "measured"
-
-
-class Copy(NamedTuple):
-    """A tensor on its way between two devices."""
-
-    tensor: int
-    source: int
-    target: int
-    start_us: float
-    end_us: float
 
 
 @dataclass(frozen=True)
@@ -29,7 +19,7 @@ class RunStep:
     step_us: float
     span: Mapping[int, tuple[float, float]]
     """Op -> (start, end), for the ops that were seen, in the order of their starts: causes before what they cause."""
-    copies: Sequence[Copy]
+    copies: Sequence[Transfer]
     busy_us: Sequence[float]
     memory: Sequence[Sequence[tuple[float, float]]] | None
     """For each device, (from when, bytes); None where nobody counted."""
@@ -39,8 +29,7 @@ def steps_of(run: RunFolder) -> list[RunStep]:
     """The predicted step, and the measured one where there is one."""
     timeline = run.timeline
     span = {v: (timeline.start_us[v], timeline.end_us[v]) for v in timeline.started}
-    copies = [Copy(t.tensor, t.source, t.target, t.start_us, t.end_us) for t in timeline.transfers]
-    predicted = RunStep(PREDICTED, timeline.makespan_us, span, copies, timeline.busy_us, memory_courses(timeline))
+    predicted = RunStep(PREDICTED, timeline.makespan_us, span, timeline.transfers, timeline.busy_us, memory_courses(timeline))
     return [predicted] if run.measured is None else [predicted, _measured(run, run.measured)]
 
 
@@ -51,6 +40,7 @@ def _measured(run: RunFolder, step: MeasuredStep) -> RunStep:
     # By nanoseconds, as traces have them: of ops that start at one instant those that take no time come first.
     found = ((graph.index[op.id], (op.start_us, op.end_us)) for op in step.ops)
     span = dict(sorted(found, key=lambda item: ([round(us * 1000) for us in item[1]], place[item[0]])))
-    copies = [Copy(tensors[t.op, t.tensor], t.source, t.target, t.start_us, t.end_us) for t in step.transfers]
+    # When a copy was asked for nobody measures.
+    copies = [Transfer(tensors[t.op, t.tensor], t.source, t.target, t.start_us, t.start_us, t.end_us) for t in step.transfers]
     memory = None if step.memory is None else [[(held.at_us, held.bytes) for held in device] for device in step.memory]
     return RunStep(MEASURED, step.wall_us, span, copies, step.busy_us(len(run.plan.cluster)), memory)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from baechi_ext.ir.files import make_folder, require_writable, write_bytes
+from baechi_ext.simulate import Transfer
 from baechi_runtime.files.run_folder import RunFolder
-from baechi_runtime.report.run_steps import MEASURED, Copy, RunStep, steps_of
+from baechi_runtime.report.run_steps import MEASURED, RunStep, steps_of
 
 TRACE = "trace.json"
 _COMPUTE, _COPY = "kernel", "gpu_memcpy"
@@ -153,13 +154,13 @@ class _Drawing:
         known = {key: value for key, value in args.items() if value is not None}
         return _Slice(op.id, _COMPUTE, _ns(start_us), _ns(end_us), rank, known)
 
-    def _first_reader(self, copy: Copy) -> int | None:
+    def _first_reader(self, copy: Transfer) -> int | None:
         """The op that reads a copy first, where one was seen to."""
         span = self._step.span
         there = (v for v in self._graph.tensors[copy.tensor].readers if v in span and self._device[v] == copy.target)
         return min(there, key=lambda v: tuple(map(_ns, span[v])), default=None)
 
-    def _copy(self, copy: Copy, direction: str, rank: tuple[int, int]) -> _Slice:
+    def _copy(self, copy: Transfer, direction: str, rank: tuple[int, int]) -> _Slice:
         graph = self._graph
         tensor, key = graph.tensors[copy.tensor], (copy.tensor, copy.target)
         source, target = self._names[copy.source], self._names[copy.target]
