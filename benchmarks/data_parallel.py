@@ -17,7 +17,7 @@ from baechi_ext.errors import ExecutionError
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.malloc import keep_freed_memory
 from baechi_runtime.measure.timing import StepTimes
-from baechi_runtime.sharding.replicas import DDP, ReplicaStep
+from baechi_runtime.sharding.replicas import DDP, replica_step
 from baechi_runtime.torch.backend import build_step
 from baechi_runtime.torch.lowering.devices import CpuDevice
 
@@ -71,8 +71,7 @@ def work(pipe: Connection, request: TrainRequest, port: int, rank: int, core: in
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
-    step = build_step(request)
-    replica = ReplicaStep(DDP, step)
+    replica = replica_step(DDP, build_step(request))
     with contextlib.suppress(EOFError):
         while pipe.recv():
             begin = time.process_time_ns()

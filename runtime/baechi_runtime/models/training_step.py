@@ -121,8 +121,13 @@ class EagerStep:
 
     def run(self) -> Tensor:
         """One step; the loss. Gradients stay on the parameters until the next step."""
+        loss = self.passes()
+        self.optimizer.step()
+        return loss
+
+    def passes(self) -> Tensor:
+        """Its forward and backward pass; the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.forward(*self.step.inputs)
         loss.backward()
-        self.optimizer.step()
         return loss.detach()

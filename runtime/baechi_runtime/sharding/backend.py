@@ -32,7 +32,7 @@ from baechi_runtime.sharding.counts import Traffic, counted, counted_bytes
 from baechi_runtime.sharding.execute import ShardedStep, check_parity
 from baechi_runtime.sharding.forecast import Forecast, Forecaster
 from baechi_runtime.sharding.layout import checked_shape, make_mesh
-from baechi_runtime.sharding.replicas import ReplicaStep, forecast, mean_of_all, part_seconds
+from baechi_runtime.sharding.replicas import forecast, mean_of_all, part_seconds, replica_step
 from baechi_runtime.sharding.report import WHOLE
 from baechi_runtime.sharding.strategies import Predicted
 from baechi_runtime.torch.lowering.devices import TorchDevice
@@ -118,7 +118,7 @@ class ShardBackend(Backend[Whole, Predicted, Loaded]):
         alone = part_seconds(whole.step, self.device) if names else 0.0
         found = {}
         for name in names:
-            replica = ReplicaStep(name, whole.step)
+            replica = replica_step(name, whole.step)
             its = forecast(rehearsal, replica, alone, self.device, partial(load_of_others, self))
             found[name] = Predicted(name, [], its, "torch's own")
             del replica
@@ -129,9 +129,8 @@ class ShardBackend(Backend[Whole, Predicted, Loaded]):
         """The step, split by a strategy, or as torch does it."""
         step = captured.step
         if plan.graph is None:
-            replica = ReplicaStep(plan.name, step)
-            weights = (*replica.module.parameters(), *replica.module.buffers())
-            return Loaded(step, self.device, replica.run, weights, replica.optimizer, of_parts=True)
+            replica = replica_step(plan.name, step)
+            return Loaded(step, self.device, replica.run, replica.weights, replica.optimizer, of_parts=True)
         layouts = lay_out(plan.graph, plan.configurations, self.shape)
         sharded = ShardedStep(plan.graph.forward, step.module, layouts, self.mesh)
         optimizer = step.optimizer.make([p for p in sharded.parts.values() if p.requires_grad])

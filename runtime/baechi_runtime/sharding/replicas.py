@@ -4,6 +4,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -17,7 +18,7 @@ from baechi_ext.capture.parts import Parts
 from baechi_ext.errors import ShardError
 from baechi_runtime.measure.rehearsal import FIRST_STEPS, Rehearsal
 from baechi_runtime.measure.samples import LoadOfOthers
-from baechi_runtime.models.training_step import TrainingStep
+from baechi_runtime.models.training_step import EagerStep, TrainingStep
 from baechi_runtime.report.report import StepParts
 from baechi_runtime.sharding.calibration import agreed, passes_seconds, seconds_of
 from baechi_runtime.sharding.forecast import Forecast
@@ -28,34 +29,16 @@ DDP, FSDP2 = "ddp", "fsdp2"
 REPLICAS = (DDP, FSDP2)
 
 
-class ReplicaStep:
-    """A step of which every process computes its part of the batch, by torch's own means. Dropout draws different numbers on each."""
-
-    def __init__(self, name: str, step: TrainingStep) -> None:
-        """Raises ShardError where the batch can't be split."""
-        self.inputs = _own_part(step)
-        module = copy.deepcopy(step.module)
-        if name == FSDP2:
-            for child in _blocks(module):
-                fully_shard(child)
-            fully_shard(module)
-            self.module: nn.Module = module
-        else:
-            self.module = DistributedDataParallel(module)
-        self.optimizer = step.optimizer.make([p for p in self.module.parameters() if p.requires_grad])
-
-    def run(self) -> Tensor:
-        """Run one step, the optimizer's included; returns the loss of this process's part."""
-        loss = self.passes()
-        self.optimizer.step()
-        return loss
-
-    def passes(self) -> Tensor:
-        """Forward, backward, and the sums of gradients; returns the loss of this process's part."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss: Tensor = self.module(*self.inputs)
-        loss.backward()
-        return loss.detach()
+def replica_step(name: str, step: TrainingStep) -> EagerStep:
+    """A step of which every process computes its part of the batch, by torch's own means. Dropout draws different numbers on each. Its
+    `passes` also make the sums of gradients; losses are of this process's part. Raises ShardError where the batch can't be split."""
+    inputs, module = _own_part(step), copy.deepcopy(step.module)
+    if name == FSDP2:
+        for piece in (*_blocks(module), module):
+            fully_shard(piece)
+    else:
+        module = DistributedDataParallel(module)
+    return EagerStep(replace(step, module=module, inputs=inputs), torch.device("cpu"))  # which runs it where it is
 
 
 def _whole(value: Tensor) -> Tensor:
@@ -72,15 +55,15 @@ def mean_of_all(value: Tensor) -> Tensor:
 def replica_results(name: str, step: TrainingStep) -> dict[str, Tensor]:
     """The loss, gradients and new values of one step from the module's state, by the names that they have where steps are compared. Every
     process has to ask; gradients are whole, and the loss is the batch's."""
-    replica = ReplicaStep(name, step)
-    loss = mean_of_all(replica.run())
-    module = replica.module.module if isinstance(replica.module, DistributedDataParallel) else replica.module
+    replica = replica_step(name, step)
+    loss, module = mean_of_all(replica.run()), replica.step.module
+    module = module.module if isinstance(module, DistributedDataParallel) else module
     gradients = {n: _whole(p.grad) for n, p in module.named_parameters() if p.grad is not None}
     return named_results(loss, gradients, {n: _whole(v) for n, v in [*module.named_parameters(), *module.named_buffers()]})
 
 
 def forecast(
-    rehearsal: Rehearsal, replica: ReplicaStep, alone_seconds: float, device: torch.device, others: Callable[[], LoadOfOthers]
+    rehearsal: Rehearsal, replica: EagerStep, alone_seconds: float, device: torch.device, others: Callable[[], LoadOfOthers]
 ) -> Forecast:
     """The forecast of a step: how much of its sums of gradients goes on beside backward, and what they take from it where processes are
     cores, is in what its real steps take. The update, the passes without sums (`alone_seconds`), and the rest are told apart. Every
@@ -124,13 +107,13 @@ def largest_piece_bytes(module: nn.Module) -> int:
     return max([*blocks, sum(p.nbytes for p in module.parameters()) - sum(blocks)])
 
 
-def _own_part(step: TrainingStep) -> list[Tensor]:
+def _own_part(step: TrainingStep) -> tuple[Tensor, ...]:
     """The inputs with this process's part of the batch. Raises ShardError where it can't be split into as many."""
     size = dist.get_world_size()
     if step.batch is None or step.batch % size:
         names = " and ".join(REPLICAS)
         raise ShardError(f"{names} give each of {size} processes as much of a batch, and it has {step.batch} examples; give a multiple")
-    return Parts.of(step.inputs, [step.batch // size] * size, step.batch_dim).inputs_of(step.inputs, dist.get_rank())
+    return tuple(Parts.of(step.inputs, [step.batch // size] * size, step.batch_dim).inputs_of(step.inputs, dist.get_rank()))
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
