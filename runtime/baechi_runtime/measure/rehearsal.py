@@ -12,7 +12,7 @@ from baechi_runtime.measure.timing import StepTimes
 
 _LEAST_STEPS, _MOST_STEPS, _SECONDS = 3, 100, 1.5
 """There are some steps, more where they are short."""
-FIRST_STEPS = 2
+_FIRST_STEPS = 2
 """Steps that are not counted: they make what later ones have, buckets and the optimizer's state."""
 _TELLING_SECONDS = 0.5
 """The system counts the time of others in hundredths of a second, so their share of less time is not known."""
@@ -39,7 +39,7 @@ class Rehearsal:
     def steps(self, timed: Callable[[], Sequence[float]], others: Callable[[], LoadOfOthers]) -> tuple[np.ndarray, float]:
         """A row of each step, which are its seconds by the clock and of the processor in front, and the share of the cores that others took
         meanwhile."""
-        for _ in range(FIRST_STEPS):
+        for _ in range(_FIRST_STEPS):
             timed()
         load, hopeless, spent = others(), False, 0.0
         rows: list[Sequence[float]] = []

@@ -26,13 +26,13 @@ from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimiz
 from baechi_runtime.report.progress import progress
 from baechi_runtime.report.report import Held, StepParts
 from baechi_runtime.sharding.binding import lay_out
-from baechi_runtime.sharding.calibration import agreed, measured_tera_flops, seconds_of
+from baechi_runtime.sharding.calibration import agreed, fastest_passes, seconds_of
 from baechi_runtime.sharding.captured import CapturedGraph, captured_module
 from baechi_runtime.sharding.counts import Traffic, counted, counted_bytes
 from baechi_runtime.sharding.execute import ShardedStep, check_parity
 from baechi_runtime.sharding.forecast import Forecast, Forecaster
 from baechi_runtime.sharding.layout import checked_shape, make_mesh
-from baechi_runtime.sharding.replicas import forecast, mean_of_all, part_seconds, replica_step
+from baechi_runtime.sharding.replicas import forecast, mean_of_all, own_part, replica_step
 from baechi_runtime.sharding.report import WHOLE
 from baechi_runtime.sharding.strategies import Predicted
 from baechi_runtime.torch.lowering.devices import TorchDevice
@@ -108,14 +108,14 @@ class ShardBackend(Backend[Whole, Predicted, Loaded]):
             step = step if device.type == "cpu" else step.replica(device)
             graph = captured_module(step.module, step.inputs, name=step.name, batch_dim=step.batch_dim)
         with progress("measuring the processes and their links"):
-            tera_flops = measured_tera_flops(step, graph.flop, device)
+            tera_flops = graph.flop / fastest_passes(step, step.inputs, device) / 1e12
             forecaster = Forecaster(graph, step, self.mesh, device)
             machine = forecaster.machine(tera_flops, step.optimizer.slots)
         return Captured(step, graph, machine, forecaster)
 
     def replicated(self, whole: Whole, names: Sequence[str], rehearsal: Rehearsal = _BY_CLOCK) -> dict[str, Predicted]:
         """Some of torch's own ways to split the batch, REPLICAS, and their predicted steps."""
-        alone = part_seconds(whole.step, self.device) if names else 0.0
+        alone = fastest_passes(whole.step, own_part(whole.step), self.device) if names else 0.0
         found = {}
         for name in names:
             replica = replica_step(name, whole.step)

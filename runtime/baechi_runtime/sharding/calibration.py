@@ -19,17 +19,16 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.sharding.layout import Argument
 from baechi_runtime.sharding.moves import move
+from baechi_runtime.torch.lowering.random_state import as_it_was
 
 _STEPS, _REPEATS = 3, 5
 
 
-def measured_tera_flops(step: TrainingStep, flop: float, device: torch.device) -> float:
-    """The operations (10^12) a second of a process. The step has `flop` of them, and runs whole on all processes at once while it is timed,
-    so that what they share is shared. Every process has to call it; each gets the same answer."""
-    saved = step.snapshot()
-    seconds = agreed(min(passes_seconds(step.module, step.inputs, device) for _ in range(_STEPS)), device)
-    step.restore(saved)  # running statistics moved
-    return flop / seconds / 1e12
+def fastest_passes(step: TrainingStep, inputs: Sequence[Tensor], device: torch.device) -> float:
+    """Seconds of a forward and backward pass over these inputs, by the slowest process: all run at once, so that what they share is shared.
+    Every process has to call it; each gets the same answer. The step is left as it was."""
+    with as_it_was(step):
+        return agreed(min(_passes_seconds(step.module, inputs, device) for _ in range(_STEPS)), device)
 
 
 def seconds_of(device: torch.device, *actions: Callable[[], object]) -> list[float]:
@@ -44,7 +43,7 @@ def seconds_of(device: torch.device, *actions: Callable[[], object]) -> list[flo
     return [end - begin for begin, end in pairwise(times)]
 
 
-def passes_seconds(module: nn.Module, inputs: Sequence[Tensor], device: torch.device) -> float:
+def _passes_seconds(module: nn.Module, inputs: Sequence[Tensor], device: torch.device) -> float:
     """Seconds of a forward and backward pass here, which all processes begin together."""
     weights = [p for p in module.parameters() if p.requires_grad]
     return seconds_of(device, lambda: torch.autograd.grad(module(*inputs), weights, allow_unused=True))[0]

@@ -16,13 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from baechi_ext.capture.parts import Parts
 from baechi_ext.errors import ShardError
-from baechi_runtime.measure.rehearsal import FIRST_STEPS, Rehearsal
+from baechi_runtime.measure.rehearsal import Rehearsal
 from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.models.training_step import EagerStep, TrainingStep
 from baechi_runtime.report.report import StepParts
-from baechi_runtime.sharding.calibration import agreed, passes_seconds, seconds_of
+from baechi_runtime.sharding.calibration import agreed, seconds_of
 from baechi_runtime.sharding.forecast import Forecast
-from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.parity import named_results
 
 DDP, FSDP2 = "ddp", "fsdp2"
@@ -32,7 +31,7 @@ REPLICAS = (DDP, FSDP2)
 def replica_step(name: str, step: TrainingStep) -> EagerStep:
     """A step of which every process computes its part of the batch, by torch's own means. Dropout draws different numbers on each. Its
     `passes` also make the sums of gradients; losses are of this process's part. Raises ShardError where the batch can't be split."""
-    inputs, module = _own_part(step), copy.deepcopy(step.module)
+    inputs, module = own_part(step), copy.deepcopy(step.module)
     if name == FSDP2:
         for piece in (*_blocks(module), module):
             fully_shard(piece)
@@ -93,21 +92,13 @@ def _timed(actions: Sequence[Callable[[], object]], device: torch.device) -> lis
     return found.tolist()
 
 
-def part_seconds(step: TrainingStep, device: torch.device) -> float:
-    """Seconds of a forward and backward pass over this process's part of the batch, by itself; the slowest process's. Raises ShardError
-    where the batch can't be split."""
-    inputs = _own_part(step)
-    with as_it_was(step):
-        return agreed(min(passes_seconds(step.module, inputs, device) for _ in range(FIRST_STEPS)), device)
-
-
 def largest_piece_bytes(module: nn.Module) -> int:
     """Bytes of the largest piece that FSDP2 gathers at once."""
     blocks = [sum(p.nbytes for p in block.parameters()) for block in _blocks(module)]
     return max([*blocks, sum(p.nbytes for p in module.parameters()) - sum(blocks)])
 
 
-def _own_part(step: TrainingStep) -> tuple[Tensor, ...]:
+def own_part(step: TrainingStep) -> tuple[Tensor, ...]:
     """The inputs with this process's part of the batch. Raises ShardError where it can't be split into as many."""
     size = dist.get_world_size()
     if step.batch is None or step.batch % size:
