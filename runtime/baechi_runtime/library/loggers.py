@@ -17,7 +17,6 @@ from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.report.page.data import page_data
 from baechi_runtime.report.page.writing import render
 from baechi_runtime.report.report import Report, Run, Sharded, Step
-from baechi_runtime.report.step_report import StepReport
 
 PREFIX = "baechi/"
 PAGE = "baechi.html"
@@ -31,20 +30,8 @@ def log(report: CallReport, to: Any) -> None:
         raise OptionError(f"log takes the report of a placed module, baechi_ext.report(model), not a {type(report).__name__}")
     if report.result is None or report.single is None:
         raise OptionError(f"there is nothing to log of {report.name}: it is not placed{'; ' * bool(report.refusal)}{report.refusal}")
-    step = StepReport(
-        model=report.name,
-        executor="",
-        result=report.result,
-        single=report.single,
-        parity=None,
-        measurement=report.measurement(),
-        peak_bytes=(),
-        peaks_measured_by="none",
-        probe=None,
-        unplaced="the step unplaced",
-        notes=report.notes,
-    ).report()
-    plan = report.result.plan
+    known = {"model": report.name, "executor": "", "unplaced": "the step unplaced", "parity": None, "probe": None}
+    step, plan = report.step(None, **known, peaks_measured_by="none").report(), report.result.plan
     log_step(step, to, RunFolder(Path(report.name), plan.graph, plan, None, step.to_json(), None))
 
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.ir.plan import Plan
 from baechi_runtime.measure.samples import Measurement, Noise, Samples
 from baechi_runtime.report.findings import PlanFindings
 from baechi_runtime.report.report import Call, PerDevice, Sides, Verified
+from baechi_runtime.report.step_report import StepReport
 from baechi_runtime.report.tables import as_size, as_time
 
 INTERRUPTED = "the search for its plan was interrupted"
@@ -71,6 +73,13 @@ class CallReport(PlanFindings):
     def measurement(self, busy_us: tuple[float, ...] = ()) -> Measurement:
         """The calls as what a report of their step is made from; `busy_us` are medians, one per device, where they are known."""
         return Measurement(**vars(self.noise), samples=self.samples, busy_us={"placed": busy_us}, per_block=self.per_block)
+
+    def step(self, measured: MeasuredStep | None, **known: Any) -> StepReport:
+        """The report of its step, which has a plan; memory is that which was `measured`, where it was. `known`: its other fields."""
+        memory = () if measured is None or measured.memory is None else measured.memory
+        peaks = tuple(int(max((held.bytes for held in device), default=0)) for device in memory)
+        given: dict[str, Any] = {"result": self.result, "single": self.single, "measurement": self.measurement(), "notes": self.notes}
+        return StepReport(**{**given, **known}, peak_bytes=peaks)
 
     def paid_back(self) -> str:
         """Say how long set-up took, what placing saves per step, and when that has paid back."""

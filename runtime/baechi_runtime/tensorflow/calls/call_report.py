@@ -6,7 +6,6 @@ from baechi_runtime.measure.samples import Noise, samples_by_name
 from baechi_runtime.measure.turns import PER_BLOCK, Turns
 from baechi_runtime.report.call_report import INTERRUPTED, CallReport
 from baechi_runtime.report.report import ParityCheck, Verified
-from baechi_runtime.report.step_report import StepReport
 from baechi_runtime.tensorflow.backend import kind_of_executor
 from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction
 from baechi_runtime.tensorflow.calls.placing import opened, shared_devices
@@ -59,17 +58,13 @@ def kept_step(function: PlacedFunction, script: str, report: CallReport) -> Kept
     why = INTERRUPTED if function.interrupted else f"no step ran after the {WARM_UP} that follow the verified ones"
     missing = [] if measured is not None else [f"no {MEASURED}: {why}"]
     refused = [f"it runs as it is now: {function.refusal}"] if function.refusal else []
-    peaks = () if measured is None or measured.memory is None else measured.memory
     verified = None if first is None or not first.verification.steps else first.verification.to_json()
     parity = None if verified is None else ParityCheck(**verified, passed=not function.differs)
-    step = StepReport(
+    step = report.step(
+        measured,
         model=f"{function.name} of {script}",
         executor=executor,
-        result=placement.result,
-        single=placement.single,
-        measurement=report.measurement(),
         unplaced=UNPLACED,
-        peak_bytes=tuple(int(max((held.bytes for held in device), default=0)) for device in peaks),
         parity=parity,
         probe=placement.probe,
         notes=(*report.notes, *refused, *missing),

@@ -13,7 +13,6 @@ from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.measure.turns import PER_BLOCK
 from baechi_runtime.report.call_report import INTERRUPTED, CallReport
 from baechi_runtime.report.report import ParityCheck, Verified
-from baechi_runtime.report.step_report import StepReport
 from baechi_runtime.torch.backend import kind_of_executor
 from baechi_runtime.torch.calls.fragments import PlacedGroup
 from baechi_runtime.torch.calls.recording import WARM_UP
@@ -73,14 +72,12 @@ def kept_step(session: Session, script: str, report: CallReport) -> KeptStep | N
         return None
     executor = kind_of_executor(session.settings.request)
     measured = None if group is None else _measured(group, executor)
-    step = StepReport(
+    step = report.step(
+        measured,
         model=f"{session.name} of {script}",
         executor=executor,
-        result=placement.result,
-        single=placement.single,
         parity=None if group is None or not group.first.verification.steps else _parity(group),
         measurement=report.measurement(() if group is None else _busy_us(session, group)),
-        peak_bytes=() if measured is None or measured.memory is None else tuple(max(h.bytes for h in held) for held in measured.memory),
         peaks_measured_by="accounting",
         probe=placement.probe,
         unplaced=UNPLACED,
