@@ -1,7 +1,7 @@
 """Cluster: the devices, what they hold and how fast they are, and the links between them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
@@ -123,6 +123,10 @@ class Cluster(Saved):
     def rooms(self) -> list[float]:
         """The memory of each device in bytes; infinite where it is unlimited."""
         return [inf if d.memory_bytes is None else float(d.memory_bytes) for d in self.devices]
+
+    def each_with(self, name: str, values: Iterable[Any]) -> "Cluster":
+        """The cluster whose devices have these values of a field, one each."""
+        return replace(self, devices=tuple(replace(d, **{name: value}) for d, value in zip(self.devices, values, strict=True)))
 
     def link(self, source: int, target: int) -> Link:
         return self.pairs.get((self.devices[source].name, self.devices[target].name), self.default)

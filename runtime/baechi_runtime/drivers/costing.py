@@ -81,15 +81,9 @@ def taking_up(cluster: Cluster, request: TrainRequest) -> Cluster:
     another number of devices."""
     sizes = [request.device_memory or device.memory_bytes for device in cluster.devices]
     limited = [None if size is None else int(size * request.memory_fraction) for size in sizes]
-    devices = tuple(replace(d, memory_bytes=size) for d, size in zip(cluster.devices, limited, strict=True))
-    cluster, given = replace(cluster, devices=devices), request.device_speeds
+    cluster, given = cluster.each_with("memory_bytes", limited), request.device_speeds
     if given is None:
         return cluster
     if len(given) not in (1, len(cluster)):
         raise ClusterError(f"--device_speeds has {len(given)} speeds and the run {len(cluster)} devices; give as many, or one for all")
-    return with_speeds(cluster, given * (len(cluster) // len(given)))
-
-
-def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
-    """The cluster with these speeds of its devices."""
-    return replace(cluster, devices=tuple(replace(d, speed=speed) for d, speed in zip(cluster.devices, speeds, strict=True)))
+    return cluster.each_with("speed", given * (len(cluster) // len(given)))

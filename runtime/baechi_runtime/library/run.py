@@ -282,8 +282,7 @@ def changed(cluster: Cluster, link: str | Link | None, device_memory: int | str 
     if link is not None:
         cluster = replace(cluster, default=link_of(link, cluster.mean_link()), pairs={})
     if device_memory is not None:
-        memory = bytes_of(device_memory, "device_memory")
-        cluster = replace(cluster, devices=tuple(replace(d, memory_bytes=memory) for d in cluster.devices))
+        cluster = cluster.each_with("memory_bytes", [bytes_of(device_memory, "device_memory")] * len(cluster))
     return cluster
 
 

@@ -1,14 +1,14 @@
 """The cluster that a run's devices are: names, memory, measured speeds and links; for GPUs a link of each kind that NVML tells apart."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
 
 from baechi_ext.errors import MissingBackendError
 from baechi_ext.ir import Cluster, Device, Link
-from baechi_runtime.drivers.costing import cluster_of, taking_up, with_speeds
+from baechi_runtime.drivers.costing import cluster_of, taking_up
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.variables import number_of
 from baechi_runtime.measure.device_speeds import note_on, speeds_of
@@ -88,7 +88,7 @@ def find_cluster(request: TrainRequest, executor: Executor) -> tuple[Cluster, Li
     cluster, probe = cluster_of(request, len(devices), measured)
     if request.use_free_memory:
         free = zip(cluster.devices, free_bytes(devices), strict=True)
-        cluster = replace(cluster, devices=tuple(replace(d, memory_bytes=min(d.memory_bytes or size, size)) for d, size in free))
+        cluster = cluster.each_with("memory_bytes", [min(d.memory_bytes or size, size) for d, size in free])
     return taking_up(cluster, request), probe
 
 
@@ -106,7 +106,7 @@ def with_measured_speeds(cluster: Cluster, executor: Executor) -> tuple[Cluster,
             speeds = speeds_of(executor.paces(*look))
             if len(set(speeds)) == 1:
                 return cluster, ()
-    return with_speeds(cluster, speeds), (note_on([d.name for d in devices], speeds),)
+    return cluster.each_with("speed", speeds), (note_on([d.name for d in devices], speeds),)
 
 
 def pairs_to_probe(devices: Sequence[TorchDevice]) -> list[list[tuple[int, int]]]:

@@ -10,7 +10,7 @@ from baechi_ext.cost.hardware import CPU, HARDWARE
 from baechi_ext.errors import OptionError
 from baechi_ext.group.grouping import GroupOptions
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
-from baechi_ext.ir.cluster import DEFAULT_LINK, Cluster, Device, Link
+from baechi_ext.ir.cluster import DEFAULT_LINK, Cluster, Link
 from baechi_ext.ir.hints import DeviceMap, ExpertFile
 from baechi_ext.ir.plan import PlanFile
 from baechi_ext.place.adjust import ADJUSTMENTS
@@ -95,7 +95,7 @@ class ClusterRequest:
         if self.link is not None:
             cluster = replace(cluster, default=self.link, pairs={})
         if self.memory_bytes is not None:
-            cluster = replace(cluster, devices=tuple(replace(d, memory_bytes=self.memory_bytes) for d in cluster.devices))
+            cluster = cluster.each_with("memory_bytes", [self.memory_bytes] * len(cluster))
         return cluster if self.memory_fraction is None else _part_of_memory(cluster, self.memory_fraction, "memory_fraction")
 
 
@@ -103,11 +103,7 @@ def _part_of_memory(cluster: Cluster, part: float, flag: str) -> Cluster:
     """The cluster with this part of each device's memory. Raises OptionError where all of it is unlimited."""
     if all(d.memory_bytes is None for d in cluster.devices):
         raise OptionError(f"--{flag} needs devices of limited memory; add --device_memory=SIZE")
-
-    def smaller(device: Device) -> Device:
-        return device if device.memory_bytes is None else replace(device, memory_bytes=int(device.memory_bytes * part))
-
-    return replace(cluster, devices=tuple(map(smaller, cluster.devices)))
+    return cluster.each_with("memory_bytes", [None if d.memory_bytes is None else int(d.memory_bytes * part) for d in cluster.devices])
 
 
 def placers_view(args: argparse.Namespace, cluster: Cluster) -> Cluster:
