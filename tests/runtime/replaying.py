@@ -133,12 +133,6 @@ class HostDevice(CudaDevice):
     def peak_bytes(self) -> None:
         return None
 
-    def random_state(self) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    def set_random_state(self, state: torch.Tensor) -> None:
-        torch.set_rng_state(state)
-
 
 def host_devices(count: int) -> list[CudaDevice]:
     return [HostDevice(i) for i in range(count)]

@@ -33,7 +33,7 @@ from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.cluster import find_cluster, notes_on, topology, with_measured_speeds
 from baechi_runtime.torch.compiled import CompiledStep, compiled_step
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_devices, cpu_workers, cuda_devices, cuda_workers
-from baechi_runtime.torch.lowering.random_state import as_it_was, decoded, encoded
+from baechi_runtime.torch.lowering.random_state import as_it_was, state_as_text, take_up_state
 from baechi_runtime.torch.lowering.split_gpu import split_gpu
 from baechi_runtime.torch.measure import how_measured, load_of_others, measure, measured_peak_bytes
 from baechi_runtime.torch.parity import check_parity
@@ -214,11 +214,11 @@ class TrainedStep:
 
     @property
     def random_state(self) -> str:
-        return encoded(self._placed.random_device.random_state())
+        return state_as_text(self._placed.random_device.torch_device)
 
     @random_state.setter
     def random_state(self, text: str) -> None:
-        self._placed.random_device.set_random_state(decoded(text))
+        take_up_state(self._placed.random_device.torch_device, text)
 
     def begin(self) -> None:
         torch.manual_seed(self._placed.step.seed)

@@ -17,7 +17,6 @@ from baechi_runtime.host.host_memory import usable_bytes
 from baechi_runtime.host.processor import available_cores
 from baechi_runtime.host.variables import number_of
 from baechi_runtime.torch.lowering.memory_limit import plannable_bytes
-from baechi_runtime.torch.lowering.random_state import damaged, set_state, state_of
 
 
 class TorchDevice(ABC):
@@ -59,17 +58,6 @@ class TorchDevice(ABC):
 
     def reset_peak(self) -> None:  # noqa: B027 - nothing to start
         """Starts a new measurement of `peak_bytes`."""
-
-    def random_state(self) -> torch.Tensor:
-        """See `state_of`."""
-        return state_of(self.torch_device)
-
-    def set_random_state(self, state: torch.Tensor) -> None:
-        """Raises CheckpointError where it is no state of such a generator."""
-        try:
-            set_state(self.torch_device, state)
-        except RuntimeError as e:
-            raise damaged(e) from e
 
 
 class CpuDevice(TorchDevice):

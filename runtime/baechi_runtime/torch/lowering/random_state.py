@@ -63,18 +63,13 @@ def drawing_from(state: torch.Tensor, device: torch.device) -> Iterator[None]:
         set_state(device, before)
 
 
-def encoded(state: torch.Tensor) -> str:
-    return base64.b64encode(bytes(state.tolist())).decode("ascii")
+def state_as_text(device: torch.device) -> str:
+    return base64.b64encode(bytes(state_of(device).tolist())).decode("ascii")
 
 
-def decoded(text: str) -> torch.Tensor:
-    """Raises CheckpointError where the text is no such state."""
+def take_up_state(device: torch.device, text: str) -> None:
+    """Takes the device's generator to a state in text. Raises CheckpointError where it is none of such a generator's."""
     try:
-        return torch.tensor(list(base64.b64decode(text, validate=True)), dtype=torch.uint8)
-    except ValueError as e:
-        raise damaged(e) from e
-
-
-def damaged(error: Exception) -> CheckpointError:
-    """The error of a checkpoint whose random state is none of a generator's."""
-    return CheckpointError(f"a random state is damaged: {error}; remove this checkpoint to go on from the one before it")
+        set_state(device, torch.tensor(list(base64.b64decode(text, validate=True)), dtype=torch.uint8))
+    except (ValueError, RuntimeError) as e:
+        raise CheckpointError(f"a random state is damaged: {e}; remove this checkpoint to go on from the one before it") from e

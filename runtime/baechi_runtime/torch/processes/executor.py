@@ -30,7 +30,7 @@ from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.devices import TorchDevice, memory_bytes
 from baechi_runtime.torch.lowering.link_player import play_pace
-from baechi_runtime.torch.lowering.random_state import decoded, encoded
+from baechi_runtime.torch.lowering.random_state import state_as_text, take_up_state
 from baechi_runtime.torch.processes.channels import LostPeerError, in_order_of_ends
 from baechi_runtime.torch.processes.clocks import clock_ahead, clocks_ahead, tell_clock
 from baechi_runtime.torch.processes.probe import play, probed
@@ -61,13 +61,13 @@ class ProcessStep:
 
         Where seeded ops run on another rank, the random state goes there and comes back, so that all steps draw from one sequence.
         """
-        device = self._executor.devices[0]
-        state = encoded(device.random_state()) if self._seeded_rank else None
+        device = self._executor.devices[0].torch_device
+        state = state_as_text(device) if self._seeded_rank else None
         begin = time.perf_counter_ns()
         (loss, busy_us), others = self._together(self._part.run, do="run", random_state=state, seeded_rank=self._seeded_rank)
         wall_us = (time.perf_counter_ns() - begin) / 1000
         if self._seeded_rank:
-            device.set_random_state(decoded(others[self._seeded_rank - 1]["random_state"]))
+            take_up_state(device, others[self._seeded_rank - 1]["random_state"])
         if loss is None:
             value, dtype = next(a["loss"] for a in others if a["loss"] is not None)
             loss = torch.tensor(value, dtype=getattr(torch, dtype))
@@ -350,9 +350,9 @@ class _Rank:
     def _run(self, command: dict[str, Any]) -> dict[str, Any]:
         mine = command["seeded_rank"] == self._group.rank
         if mine:
-            self._device.set_random_state(decoded(command["random_state"]))
+            take_up_state(self._device.torch_device, command["random_state"])
         loss, busy_us = self._part(command).run()
-        state = encoded(self._device.random_state()) if mine else None
+        state = state_as_text(self._device.torch_device) if mine else None
         value = None if loss is None else (loss.item(), str(loss.dtype).removeprefix("torch."))
         return {"loss": value, "busy_us": busy_us, "random_state": state}
 
