@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from baechi_ext.ir import OpGraph, Plan
+from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.measured import MeasuredStep
-from baechi_ext.simulate import Timeline
+from baechi_ext.simulate import Timeline, simulate
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.measure.recording import DeviceMemory, DeviceNotes, Recording
+from baechi_runtime.models.training_step import TrainingStep, WithLoss, optimizer_spec
 from baechi_runtime.report.trace import trace
 from baechi_runtime.torch.lowering.devices import CpuDevice, cpu_devices
 from baechi_runtime.torch.lowering.split_gpu import split_gpu
@@ -75,6 +77,31 @@ def test_threads(name: str, optimizer: str, num_devices: int) -> None:
     assert problems_of(found) == []
     arrows = [event["id"] for event in found["traceEvents"] if event["ph"] == "s"]
     assert len(arrows) == 2 * len(timeline.transfers)  # none is left out: on one clock nothing comes before its cause
+
+
+class Noting(nn.Module):
+    """A layer, and what it gave last in a buffer that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 5)
+        self.register_buffer("seen", torch.zeros(4, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.layer(x)
+        torch.mul(found.detach(), 2, out=self.seen)
+        return found
+
+
+def test_a_buffer_that_is_written_and_never_read_is_held() -> None:
+    step = TrainingStep("noting", WithLoss(Noting()), (torch.randn(4, 8), torch.randint(5, (4,))), optimizer_spec("sgd", 0.05))
+    graph, binding = capture(step)
+    assert "model.seen" not in binding.state_reader
+    (writer,) = binding.buffer_writes
+    placement = [int(v == writer) for v in range(len(graph))]
+    with ThreadExecutor(cpu_devices(2), timeout_seconds=60) as executor:
+        recording = executor.load(simulate(graph, Cluster.uniform(2), placement), binding, step).record()
+    assert [held.resident for held in recording.held or ()] == [4 * (8 * 5 + 5), 4 * 4 * 5]
 
 
 def planned(graph: OpGraph, timeline: Timeline) -> Plan:

@@ -27,6 +27,7 @@ from baechi_runtime.report.tables import as_time
 from baechi_runtime.torch.calls.optimizers import resident_bytes
 from baechi_runtime.torch.calls.phases import Phases, Watch
 from baechi_runtime.torch.calls.workers import Workers
+from baechi_runtime.torch.lowering.checkpoint import homes
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram
 from baechi_runtime.torch.processes.clocks import clock_ahead, clocks_ahead, tell_clock
@@ -82,7 +83,7 @@ class CallRecorder:
         self._workers = executor if isinstance(executor, Workers) else None
         self._devices = [executor.device] if isinstance(executor, Workers) else executor.devices[: len(timeline.cluster)]
         self._phases: Phases | None = phases
-        self._timeline, self._reader, self._live = timeline, call.binding.state_reader, live
+        self._timeline, self._homes, self._live = timeline, homes(call.binding, timeline.placement), live
         self._name = f"recorded {next(_numbers)}"
         self._ahead: list[int] = []
         self._apart: list[str] = []
@@ -156,8 +157,8 @@ class CallRecorder:
         if self._workers is not None:
             return [sum(sizes.values())]
         held = [0] * len(self._devices)
-        for name, reader in self._reader.items():
-            held[self._timeline.placement[reader]] += sizes.get(name, 0)  # the script may have let go of it
+        for name, home in self._homes.items():
+            held[home] += sizes.get(name, 0)  # the script may have let go of it
         return held
 
     def _compare_clocks(self, workers: Workers) -> None:

@@ -26,6 +26,12 @@ def homes(binding: Binding, placement: Sequence[int]) -> dict[str, int]:
     return found
 
 
+def owned(binding: Binding, placement: Sequence[int], devices: int) -> list[list[str]]:
+    """The names of the parameters and buffers that live on each device, in the same order in every process."""
+    where = homes(binding, placement)
+    return [[name for name, home in where.items() if home == device] for device in range(devices)]
+
+
 def living_on(device: int, where: Mapping[str, int], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The part of `state` that belongs in a device's shard: what lives there, and with device 0 what lives nowhere."""
     return {name: value for name, value in state.items() if where.get(name, 0) == device}

@@ -19,7 +19,7 @@ from baechi_runtime.host import process_memory
 from baechi_runtime.host.malloc import freed_memory_given_back, mind_shortage
 from baechi_runtime.measure.recording import DeviceMemory
 from baechi_runtime.models.training_step import TrainingStep
-from baechi_runtime.torch.lowering.checkpoint import homes, living_on, read_shards, write_shard
+from baechi_runtime.torch.lowering.checkpoint import homes, living_on, owned, read_shards, write_shard
 from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice
 from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, MemoryLimit, loading
 from baechi_runtime.torch.lowering.op_error import OpError
@@ -66,7 +66,9 @@ class RankPart:
         self.runs = 0
         self.busy_us = 0.0
         self.homes = homes(binding, timeline.placement)
-        self.owned = self._owned_by(group.rank)
+        self.owned_by = owned(binding, timeline.placement, group.size)
+        """The names of what lives on each rank."""
+        self.owned = self.owned_by[group.rank]
 
     @classmethod
     def loaded(
@@ -205,10 +207,6 @@ class RankPart:
     def _kept_here(self) -> dict[str, torch.Tensor]:
         return living_on(self.group.rank, self.homes, self.step.state())
 
-    def _owned_by(self, rank: int) -> list[str]:
-        """Names of the parameters and buffers that live on a rank, in the same order on all ranks."""
-        return [name for name, home in self.homes.items() if home == rank]
-
     def gathered(self) -> dict[str, torch.Tensor]:
         """The gradients, where they are kept, and the parameters and buffers that live here; on rank 0 those of all ranks, which send it
         theirs."""
@@ -226,7 +224,7 @@ class RankPart:
         return found
 
     def _gathered_from(self, rank: int) -> list[str]:
-        owned = self._owned_by(rank)
+        owned = self.owned_by[rank]
         updated = {self.binding.state_names[b.parameters[0]] for b in self.binding.ops if b.parameters}
         return ([GRADIENT + name for name in owned if name in updated] if self.gradients is not None else []) + owned
 

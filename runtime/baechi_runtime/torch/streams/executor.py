@@ -22,6 +22,7 @@ from baechi_runtime.files.checkpoint_folder import Shard
 from baechi_runtime.measure.device_speeds import Pace
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
 from baechi_runtime.models.training_step import TrainingStep
+from baechi_runtime.torch.lowering.checkpoint import homes, owned
 from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice, settle
 from baechi_runtime.torch.lowering.link_player import fitted, play_pace
 from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, loading
@@ -248,17 +249,18 @@ class StreamExecutor(ThreadExecutor):
     def _limits(self, timeline: Timeline, binding: Binding, step: TrainingStep) -> list[CudaMemoryLimit]:
         """Memory limits of the devices for which the cluster has one; none for parts of a split GPU, which share an allocator."""
         state, limits = step.state(), []
-        for i, (device, limited) in enumerate(zip(self.devices, timeline.cluster.devices, strict=False)):
+        names = owned(binding, timeline.placement, len(timeline.cluster))
+        for device, limited, own in zip(self.devices, timeline.cluster.devices, names, strict=False):
             if device.torch_device.type == "cuda" and device.share == 1 and limited.memory_bytes is not None:
-                resident = sum(state[name].nbytes for name, reader in binding.state_reader.items() if timeline.placement[reader] == i)
+                resident = sum(state[name].nbytes for name in own)
                 limits.append(CudaMemoryLimit(int(limited.memory_bytes) - resident, device.torch_device))
         return limits
 
     def _scattered(self, timeline: Timeline, binding: Binding, step: TrainingStep) -> TrainingStep:
         replica: Any = step.replica("cpu")
-        for name, value in replica.state().items():
-            if name in binding.state_reader:
-                value.data = value.data.to(self.devices[timeline.placement[binding.state_reader[name]]].torch_device)
+        state = replica.state()
+        for name, home in homes(binding, timeline.placement).items():
+            state[name].data = state[name].data.to(self.devices[home].torch_device)
         if binding.loss is None:  # a call reads its inputs in every step
             replica.inputs = tuple(value.to(self.devices[0].torch_device) for value in replica.inputs)
         return cast(TrainingStep, replica)

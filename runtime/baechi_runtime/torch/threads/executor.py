@@ -26,7 +26,7 @@ from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
 from baechi_runtime.measure.recording import DeviceMemory, Recording, recorded_run
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.training_step import TrainingStep
-from baechi_runtime.torch.lowering.checkpoint import homes, living_on, read_shards, write_shard
+from baechi_runtime.torch.lowering.checkpoint import homes, living_on, owned, read_shards, write_shard
 from baechi_runtime.torch.lowering.devices import TorchDevice, memory_bytes
 from baechi_runtime.torch.lowering.link_player import Player, Wait, fitted, play_pace
 from baechi_runtime.torch.lowering.op_error import OpFailure, explained
@@ -192,10 +192,8 @@ class PlacedStep:
         timeline, state = self.timeline, self.step.state()
         live: list[list[tuple[int, int, int]]] = [[] for _ in self.programs]
         self._with([counting(p, timeline, state.values(), own) for p, own in zip(self.programs, live, strict=True)])._run()
-        owned: list[list[str]] = [[] for _ in self.programs]
-        for name, reader in self.context.binding.state_reader.items():
-            owned[timeline.placement[reader]].append(name)
-        return [DeviceMemory(resident_bytes(names, state, self.optimizers), ops) for ops, names in zip(live, owned, strict=True)]
+        names = owned(self.context.binding, timeline.placement, len(self.programs))
+        return [DeviceMemory(resident_bytes(own, state, self.optimizers), ops) for ops, own in zip(live, names, strict=True)]
 
     def record(self) -> Recording:
         """A few more steps, recorded, the one of the median time kept; and one in which memory is counted. The state goes on with them."""
