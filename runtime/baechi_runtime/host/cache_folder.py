@@ -55,8 +55,10 @@ def key_of(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def find_entry(file: Path, key: str) -> dict[str, Any] | None:
-    """The entry in a file, which counts as used now; None where there is none, it is of another key, or old."""
+def find_entry(folder: Path, name: str, key: str) -> dict[str, Any] | None:
+    """The entry in the file `name`, with the key in place of {}, which counts as used now; None where there is none, it is of another
+    key, or old."""
+    file = folder / name.format(key)
     try:
         entry = read_json(file, "entry")
         if entry.get("key") != key or not _is_fresh(entry.get("kept_seconds")):
@@ -68,8 +70,9 @@ def find_entry(file: Path, key: str) -> dict[str, Any] | None:
     return entry
 
 
-def keep_entry(file: Path, key: str, entry: Mapping[str, Any], most_bytes: int = MOST_BYTES) -> str:
+def keep_entry(folder: Path, name: str, key: str, entry: Mapping[str, Any], most_bytes: int = MOST_BYTES) -> str:
     """Writes an entry, in place of the one before; the reason where that was not possible, else nothing."""
+    file = folder / name.format(key)
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # What a power cut leaves of it is no entry, and asked for anew.

@@ -27,6 +27,7 @@ from baechi_runtime.report.tables import as_time
 from baechi_runtime.torch.lowering.devices import TorchDevice
 
 ANEW = "--no_cache, or cache=False, asks again"
+_FILE = "verdicts/{}.json"
 _MOST_BYTES = 16 * 1024 * 1024
 
 
@@ -86,18 +87,14 @@ class Experience:
 def load_verdict(folder: Path, key: str) -> Verdict | None:
     """The verdict of this key in a cache's folder; None where there is none, it is old, or not as it was written."""
     try:
-        return convert(find_entry(_file(folder, key), key), Verdict)
+        return convert(find_entry(folder, _FILE, key), Verdict)
     except ValidationError:
         return None
 
 
 def keep_verdict(folder: Path, key: str, verdict: Verdict) -> str:
     """Writes it, in place of the one before; the reason where that was not possible, else nothing."""
-    return keep_entry(_file(folder, key), key, asdict(verdict), _MOST_BYTES)
-
-
-def _file(folder: Path, key: str) -> Path:
-    return folder / "verdicts" / f"{key}.json"
+    return keep_entry(folder, _FILE, key, asdict(verdict), _MOST_BYTES)
 
 
 def _parts(module: nn.Module, arguments: tuple[Any, Any]) -> list[Any]:

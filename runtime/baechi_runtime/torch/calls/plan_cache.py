@@ -15,6 +15,8 @@ from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import Plan
 from baechi_runtime.host.cache_folder import find_entry, keep_entry
 
+_FILE = "plans/{}.json.gz"
+
 
 @dataclass(frozen=True)
 class KeptPlan:
@@ -28,7 +30,7 @@ class KeptPlan:
 
 def find_plan(cache: Path, key: str, graph: OpGraph) -> KeptPlan | None:
     """The plan of this key, of `graph`, in a cache's folder; None where there is none, it is old, or not as it was written."""
-    found = find_entry(_file(cache, key), key) or {}
+    found = find_entry(cache, _FILE, key) or {}
     try:
         profile, plan = (convert(found.get(name), dict[str, Any]) for name in ("profile", "plan"))
         notes, untried = (convert(found.get(name), tuple[str, ...]) for name in ("notes", "untried"))
@@ -40,8 +42,4 @@ def find_plan(cache: Path, key: str, graph: OpGraph) -> KeptPlan | None:
 def keep_plan(cache: Path, key: str, kept: KeptPlan, made_by: MadeBy) -> str:
     """Writes the plan, in place of the one before; the reason where that was not possible, else nothing."""
     entry = {**vars(kept), "profile": kept.profile.to_json(), "plan": kept.plan.to_json()}
-    return keep_entry(_file(cache, key), key, signed(entry, made_by))
-
-
-def _file(cache: Path, key: str) -> Path:
-    return cache / "plans" / f"{key}.json.gz"
+    return keep_entry(cache, _FILE, key, signed(entry, made_by))
