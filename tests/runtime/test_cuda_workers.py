@@ -181,7 +181,7 @@ def test_after_an_error_nobody_is_waited_for(ending: list[object]) -> None:
 
 
 def test_a_plan_for_which_rank_0_has_no_memory_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(self: RankPart, *, keep_gradients: bool) -> None:
+    def load(self: RankPart) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
 
     monkeypatch.setattr(RankPart, "load", load)

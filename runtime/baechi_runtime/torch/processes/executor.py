@@ -229,7 +229,7 @@ class ProcessExecutor:
             "parts": sizes_of(binding),
             "keep_gradients": keep_gradients,
         }
-        own = partial(RankPart.loaded, self.group, self.devices[0], timeline, binding, step, keep_gradients=keep_gradients)
+        own = partial(RankPart, self.group, self.devices[0], timeline, binding, step, keep_gradients=keep_gradients)
         part, _ = self.together(own, do="load", **command)
         placed = ProcessStep(self, part, self._loaded)
         self._live.add(placed)
@@ -345,7 +345,7 @@ class _Rank:
         if (None if group.tagged else in_order_of_ends(timeline)) != command["ended"]:
             raise ExecutionError("this worker simulates the plan in another order than rank 0; are all workers of one version?")
         gradients = command["keep_gradients"]
-        self._parts[command["step"]] = RankPart.loaded(group, self._device, timeline, captured.binding, step, keep_gradients=gradients)
+        self._parts[command["step"]] = RankPart(group, self._device, timeline, captured.binding, step, keep_gradients=gradients)
 
     def _run(self, command: dict[str, Any]) -> dict[str, Any]:
         mine = command["seeded_rank"] == self._group.rank

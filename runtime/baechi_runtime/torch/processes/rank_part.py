@@ -56,31 +56,27 @@ def logged(program: LoweredProgram, timeline: Timeline, log: CrashLog, rank: int
 class RankPart:
     """One rank's part of a placed step. A CPU device works on the step's own parameters and buffers, a CUDA device on a replica."""
 
-    def __init__(self, group: WorkerGroup, device: TorchDevice, timeline: Timeline, binding: Binding, step: TrainingStep) -> None:
+    def __init__(
+        self, group: WorkerGroup, device: TorchDevice, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool
+    ) -> None:
+        """Ready to run. Raises ExecutionError where there is no memory for it."""
         self.group = group
         self.device = device
         self.timeline = timeline
         self.binding = binding
         self.on_host = device.torch_device.type == "cpu"
-        self.step = step if self.on_host else step.replica("cpu")
         self.runs = 0
         self.busy_us = 0.0
         self.homes = homes(binding, timeline.placement)
         self.owned_by = owned(binding, timeline.placement, group.size)
         """The names of what lives on each rank."""
         self.owned = self.owned_by[group.rank]
-
-    @classmethod
-    def loaded(
-        cls, group: WorkerGroup, device: TorchDevice, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool
-    ) -> "RankPart":
-        """The part, ready to run. Raises ExecutionError where there is no memory for it."""
+        self.gradients: dict[str, torch.Tensor] | None = {} if keep_gradients else None
         with loading(f"the plan's part of device {device.name}"):
-            part = cls(group, device, timeline, binding, step)
-            part.load(keep_gradients=keep_gradients)
-        return part
+            self.step = step if self.on_host else step.replica("cpu")
+            self.load()
 
-    def load(self, *, keep_gradients: bool) -> None:
+    def load(self) -> None:
         """Lowers this rank's program, with optimizers for the parameters that live here."""
         rank = self.group.rank
         self.channels = channels_of(self.timeline, self.binding, self.group, self.device)
@@ -88,11 +84,9 @@ class RankPart:
         for name in self.owned:
             state[name].data = state[name].data.to(self.device.torch_device)
         if self.on_host:
-            parameters = {n: state[n] for n in self.owned if state[n].requires_grad}
-            self.optimizers = {n: self.step.optimizer.make([p], foreach=False) for n, p in parameters.items()}
+            self.optimizers = self.step.optimizers(self.owned)
         else:
             self.optimizers = optimizers_by_device(self.timeline, self.binding, self.step, [rank])
-        self.gradients: dict[str, torch.Tensor] | None = {} if keep_gradients else None
         self.program = self._lowered(self.channels, self.channels.pre_hooks)
         for name, value in state.items():
             if rank and name not in self.owned:  # a device holds what is its own
