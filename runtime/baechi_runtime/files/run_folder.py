@@ -226,23 +226,20 @@ def _read_report(path: Path) -> dict[str, Any]:
 
 
 def _require_same_plan(plan: Plan, measured: MeasuredStep, folder: Path) -> None:
+    for difference in _differences(plan, measured):
+        raise MismatchError(f"{folder / MEASURED}{difference}: they are of two runs; run {_WRITER.format(folder)} again")
+
+
+def _differences(plan: Plan, measured: MeasuredStep) -> Iterator[str]:
     index, devices = plan.graph.index, len(plan.cluster)
     if measured.memory is not None and len(measured.memory) != devices:
-        raise MismatchError(
-            f"{folder / MEASURED} has the memory of {len(measured.memory)} devices, and plan.json has {devices}: they are of two runs; "
-            f"run {_WRITER.format(folder)} again"
-        )
+        yield f" has the memory of {len(measured.memory)} devices, and plan.json has {devices}"
     for op in measured.ops:
         planned = plan.placement[index[op.id]]
         if op.device != planned:
-            raise MismatchError(
-                f"{folder / MEASURED}: op {op.id!r} ran on device {op.device}, and plan.json says {planned}: they are of two runs; "
-                f"run {_WRITER.format(folder)} again"
-            )
+            yield f": op {op.id!r} ran on device {op.device}, and plan.json says {planned}"
     for transfer in measured.transfers:
         planned = plan.placement[index[transfer.op]]
         if transfer.source != planned or transfer.target >= devices:
-            raise MismatchError(
-                f"{folder / MEASURED}: an output of op {transfer.op!r} went from device {transfer.source} to {transfer.target}, and "
-                f"plan.json has the op on device {planned} of {devices}: they are of two runs; run {_WRITER.format(folder)} again"
-            )
+            went = f"an output of op {transfer.op!r} went from device {transfer.source} to {transfer.target}"
+            yield f": {went}, and plan.json has the op on device {planned} of {devices}"
