@@ -16,4 +16,4 @@ def processor() -> str:
 
 def available_cores() -> tuple[int, ...]:
     """The cores this thread may use, in order: all of the process's until a device is entered."""
-    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else tuple(range(os.cpu_count() or 1))
+    return tuple(sorted(os.sched_getaffinity(0)))

@@ -72,8 +72,7 @@ class CpuDevice(TorchDevice):
 
     def enter(self) -> None:
         super().enter()
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, {self.core})
+        os.sched_setaffinity(0, {self.core})
 
     def mark(self) -> int:
         return time.thread_time_ns()
@@ -185,7 +184,7 @@ class CudaDevice(TorchDevice):
 def on_core_of(device: TorchDevice) -> Iterator[None]:
     """Within, the calling thread keeps to the core of a CPU device, as that device's own thread does."""
     core = getattr(device, "core", None)
-    if core is None or not hasattr(os, "sched_setaffinity"):
+    if core is None:
         yield
         return
     before = os.sched_getaffinity(0)

@@ -2,17 +2,13 @@
 what goes beyond it fails to be allocated."""
 
 import contextlib
+import resource
 from collections.abc import Iterator
 
 import torch
 
 from baechi_ext.errors import ExecutionError, first_line
 from baechi_runtime.host import process_memory
-
-try:
-    import resource
-except ImportError:  # not a Unix
-    resource = None  # type: ignore[assignment]
 
 SLACK_BYTES = 64 * 1024 * 1024
 """Bytes that a step may take beyond its tensors: the kernels' own scratch memory, buffers of the transport, and fragmentation."""
@@ -43,7 +39,7 @@ class MemoryLimit:
         self._before: tuple[int, int] | None = None
         process_memory.trim()
         data = process_memory.data_bytes()
-        if more_bytes is not None and data is not None and resource is not None:
+        if more_bytes is not None and data is not None:
             self._limit, self._held = data + max(0, more_bytes) + SLACK_BYTES, data
 
     def __enter__(self) -> None:
