@@ -188,7 +188,7 @@ def costed(
 
     def measured() -> Profile:
         # Another module may train in a thread of its own, and waits in a step.
-        with executor.alone() if isinstance(executor, ThreadExecutor) else contextlib.nullcontext():
+        with executor.turn if isinstance(executor, ThreadExecutor) else contextlib.nullcontext():
             disturb_timed()
             profile = profile_step(executor, graph, binding, step, options)
             disturb_timed()

@@ -243,7 +243,7 @@ class ThreadExecutor:
         """The process that the threads are in, as they do not live on in a fork; 0 when they have ended."""
         self._workers = self._started()
         self._broken = False
-        self._turn = threading.RLock()
+        self.turn = threading.RLock()
         """Held by whoever has tasks for several devices that wait for each other: among another one's they would wait for good."""
 
     def _started(self) -> list[Worker]:
@@ -307,12 +307,6 @@ class ThreadExecutor:
         return answer.result()
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """While it is entered, no other thread runs anything on several devices at the same time."""
-        with self._turn:
-            yield
-
-    @contextlib.contextmanager
     def keep_busy(self, companions: int, timeline: Timeline, binding: Binding, step: TrainingStep) -> Iterator[None]:
         """While it is entered, that many of the devices other than 0 run `timeline`, a step on one device, each its own, a replica of
         `step`, over and over."""
@@ -320,7 +314,7 @@ class ThreadExecutor:
         loaded = [self.load(timeline, binding, step.replica("cpu")) for _ in range(companions)]
         helpers = range(1, companions + 1)
         tasks = [partial(run_until, placed, self.devices[i], enough.is_set) for i, placed in zip(helpers, loaded, strict=True)]
-        with self._turn:
+        with self.turn:
             pending = [self._workers[i].submit(task) for i, task in zip(helpers, tasks, strict=True)]
             try:
                 yield
@@ -365,7 +359,7 @@ class ThreadExecutor:
         Ctrl-C, or another exception in the caller's thread, stops the devices before it goes on to the caller. Of several threads each
         has its turn.
         """
-        with self._turn:
+        with self.turn:
             return self._run_together(tasks, on_failure)
 
     def _run_together(self, tasks: Sequence[Callable[[], T]], on_failure: Callable[[], None]) -> list[T]:
