@@ -44,7 +44,7 @@ def test_a_process_of_its_own(tmp_path: Path) -> None:
     case, files = SMALL[0], (tmp_path / "graph.json", tmp_path / "cluster.json")
     case.graph.save(files[0])
     case.cluster.save(files[1])
-    found = in_fresh_process(annealed, *map(str, files), 0.2, 0)
+    found = in_fresh_process(annealed, *map(str, files), 0.2)
     assert found["status"] == "feasible" and found["evaluations"] > 0
     assert found["placement_seconds"] > 0
     assert found["makespan_us"] >= lower_bound_us(case.graph, case.cluster)
