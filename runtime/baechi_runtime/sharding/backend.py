@@ -2,7 +2,7 @@
 
 import gc
 import logging
-import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -172,7 +172,7 @@ class ShardBackend(Backend[Whole, Predicted, Loaded]):
 
     def cpu_seconds(self) -> float:
         """CPU time that all processes have used."""
-        return agreed(sum(os.times()[:2]), self.device, dist.ReduceOp.SUM)
+        return agreed(time.process_time(), self.device, dist.ReduceOp.SUM)
 
 
 def _timed(loaded: Loaded) -> StepTimes:

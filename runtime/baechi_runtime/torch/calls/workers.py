@@ -119,7 +119,7 @@ class Workers:
 
     def cpu_seconds(self) -> float:
         """CPU time that all workers have used. All ask at the same time."""
-        used = torch.tensor([sum(os.times()[:2])], dtype=torch.float64)
+        used = torch.tensor([time.process_time()], dtype=torch.float64)
         self._together(lambda: dist.all_reduce(used, group=self.group.process_group))
         return used.item()
 

@@ -330,8 +330,7 @@ class ThreadExecutor:
 
     def cpu_seconds(self) -> float:
         """CPU time this process has used."""
-        used = os.times()
-        return used.user + used.system
+        return time.process_time()
 
     def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
         """The link between two devices, measured by sending tensors there and back: half a round trip each.
