@@ -30,7 +30,7 @@ _DEFAULTS = {"op": "", "phase": "forward", "persistent_bytes": 0, "output_bytes"
 _RARE: dict[str, Any] = {"forward_op": None, "module": None, "pin": None, "resident": False, "part": None}
 _RARE |= {"flop": None, "moved_bytes": None, "issue_us": 0.0}
 """Fields that a graph file has only where they have another value than this one."""
-_OF_EDGES = ("index", "order", "predecessors", "successors", "depths", "size")  # attributes that are derived from ids and edges alone
+_OF_EDGES = ("index", "order", "predecessors", "successors", "size")  # attributes that are derived from ids and edges alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +201,6 @@ class OpGraph:
     def successors(self) -> tuple[tuple[int, ...], ...]:
         """For each op, the distinct ops that read from it."""
         return tuple(tuple(dict.fromkeys(w for t in o for w in self.tensors[t].readers)) for o in self.outputs)
-
-    @cached_property
-    def depths(self) -> tuple[int, ...]:
-        """For each op, the number of edges on the longest path to it."""
-        depths = [0] * len(self.ops)
-        for v in self.order:
-            depths[v] = max((depths[p] + 1 for p in self.predecessors[v]), default=0)
-        return tuple(depths)
 
     @cached_property
     def groups(self) -> dict[str, tuple[int, ...]]:

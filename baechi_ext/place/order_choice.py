@@ -1,11 +1,10 @@
 """The traversal order `auto`: for each method a decision tree over features of the graph, two questions deep at most.
 
-Features are numbers without units: deep or wide, sparse or dense, bound by transfers or by ops. The trees were fitted; where questions did
-not help on graphs that had no part in it, a tree is one order. They are in order_rules.json, beside the command that fitted them.
+Features are numbers without units: small or large, sparse or dense, bound by transfers or by ops. The trees were fitted; where questions
+did not help on graphs that had no part in it, a tree is one order. They are in order_rules.json, beside the command that fitted them.
 """
 
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,79 +20,27 @@ class GraphFeatures:
     """The features of a graph on a cluster. An op's neighbours are the ops that it reads from and those that read from it."""
 
     ops: float
-    depth: float
-    """Ops on the path with the most of them."""
-    width: float
-    """The most ops of one level; an op's level is the number of edges on the longest path to it."""
-    depth_over_width: float
     mean_degree: float
     """Neighbours of an op."""
     max_degree: float
-    diameter: float
-    """Edges between the two ops that are farthest apart, whatever their direction, as two breadth-first searches find them; at most
-    the true one, and in trees exactly that."""
-    parallelism: float
-    """Time of all ops over that of the longest path."""
     transfer_over_op: float
     """The communication-to-computation ratio: the mean tensor's time on the mean link over the mean op's time."""
     grouped: float
     """The part of the ops that share a device with another."""
-    devices: float
-    filled: float
-    """The bytes that all ops hold and put out, over the memory of all devices; 0 where that is unlimited."""
 
     @classmethod
     def of(cls, graph: OpGraph, cluster: Cluster) -> "GraphFeatures":
         """Takes time in proportion to ops and edges."""
         n = len(graph)
-        around = [{*graph.predecessors[v], *graph.successors[v]} for v in range(n)]
-        degrees = [len(others) for others in around]
-        levels = Counter(graph.depths)
-        depth, width = len(levels), max(levels.values(), default=0)
-        limits = [device.memory_bytes for device in cluster.devices if device.memory_bytes is not None]
-        room = 0.0 if len(limits) < len(cluster) else float(sum(limits))
+        degrees = [len({*graph.predecessors[v], *graph.successors[v]}) for v in range(n)]
         transfer_us = cluster.mean_link().transfer_us(sum(t.bytes for t in graph.tensors) / len(graph.tensors)) if graph.tensors else 0.0
-        held = sum(op.persistent_bytes + op.output_bytes for op in graph.ops)
         return cls(
             ops=n,
-            depth=depth,
-            width=width,
-            depth_over_width=depth / max(1, width),
             mean_degree=sum(degrees) / max(1, n),
             max_degree=max(degrees, default=0),
-            diameter=_diameter(around),
-            parallelism=graph.total_compute_us() / max((*graph.tails_us, 1e-9)),
             transfer_over_op=transfer_us / max(graph.total_compute_us() / max(1, n), 1e-9),
             grouped=sum(len(members) for members in graph.groups.values() if len(members) > 1) / max(1, n),
-            devices=len(cluster),
-            filled=held / room if room else 0.0,
         )
-
-
-def _diameter(around: Sequence[set[int]]) -> int:
-    """The most edges between two ops of one component, as `_farthest` finds it twice in each."""
-    seen: set[int] = set()
-    found = 0
-    for v in range(len(around)):
-        if v not in seen:
-            end, _ = _farthest(around, v, seen)
-            found = max(found, _farthest(around, end, set())[1])
-    return found
-
-
-def _farthest(around: Sequence[set[int]], start: int, seen: set[int]) -> tuple[int, int]:
-    """The op with the most edges between it and `start`, the first such in file order, and the number of edges."""
-    seen.add(start)
-    queue = deque([(0, start)])
-    far, last = 0, start
-    while queue:
-        distance, v = queue.popleft()
-        if (distance, -v) > (far, -last):
-            far, last = distance, v
-        for w in around[v] - seen:
-            seen.add(w)
-            queue.append((distance + 1, w))
-    return last, far
 
 
 AUTO = "auto"

@@ -10,7 +10,7 @@ from baechi_ext.place.order_choice import RULES
 from benchmarks import order_rules
 from benchmarks.order_rules import FEATURES, HEAD, ORDERS, Sample, fitted, in_words, measure, order_cases, recorded, report
 
-DEPTH, DEVICES = FEATURES.index("depth"), FEATURES.index("devices")
+OPS, GROUPED = FEATURES.index("ops"), FEATURES.index("grouped")
 
 
 @pytest.fixture(autouse=True)
@@ -37,17 +37,17 @@ def penalties_of(best: list[str]) -> np.ndarray:
 
 
 def planted(seed: int) -> Sample:
-    """bfs where the depth is at most 50, else dfs_preorder with at most 25 devices and topo with more."""
+    """bfs for at most 50 ops, else dfs_preorder where at most 25 are grouped and topo for more."""
     features = random_features(seed)
-    rows = features[:, [DEPTH, DEVICES]].tolist()
-    best = ["bfs" if depth <= 50 else "dfs_preorder" if devices <= 25 else "topo" for depth, devices in rows]
+    rows = features[:, [OPS, GROUPED]].tolist()
+    best = ["bfs" if ops <= 50 else "dfs_preorder" if grouped <= 25 else "topo" for ops, grouped in rows]
     return sample(penalties_of(best), features, seed=seed)
 
 
 def test_a_planted_rule_is_found() -> None:
     """On cases that it was not fitted to it costs a quarter of what the best order for all does."""
-    rule = fitted(planted(0))
-    assert all(question in in_words(rule) for question in ("depth <= ", "devices <= "))
+    rule = fitted(planted(2))
+    assert all(question in in_words(rule) for question in ("ops <= ", "grouped <= "))
     other = planted(1)
     assert other.costs_of(rule).mean() < other.costs.mean(axis=0).min() / 4
 
@@ -77,7 +77,7 @@ def test_a_row_of_the_table() -> None:
     assert row.count("|") == HEAD[-1].count("|")
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[0] == "`m_topo`"
-    assert "depth <= " in cells[1]
+    assert "ops <= " in cells[1]
     assert cells[2] == "120"
     assert 0.8 < float(cells[5].split()[0]) < 0.95
     tree = {"feature": "mean_degree", "at_most": 3.25, "then": {"order": "topo"}, "else": {"order": "bfs"}}

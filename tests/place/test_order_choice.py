@@ -16,10 +16,10 @@ from tests.build import cluster_of, graph_of
 SHIPPED: dict[str, Rule] = json.loads(RULES.read_text())["rules"]
 CHAIN = graph_of({f"{v}": 1 for v in range(6)}, *((f"{v}", f"{v + 1}", 1) for v in range(5)))
 TREE = {
-    "feature": "depth_over_width",
+    "feature": "max_degree",
     "at_most": 3.4,
     "then": {"order": "bfs"},
-    "else": {"feature": "devices", "at_most": 2.0, "then": {"order": "dfs_preorder"}, "else": {"order": "alpha"}},
+    "else": {"feature": "ops", "at_most": 6.0, "then": {"order": "dfs_preorder"}, "else": {"order": "alpha"}},
 }
 
 
@@ -47,9 +47,9 @@ def test_rules_ask_at_most_two_questions_about_features_and_end_at_orders(method
 @pytest.mark.parametrize(
     ("changes", "order", "answers"),
     [
-        ({"depth_over_width": 3.4}, "bfs", ["depth over width 3.4 <= 3.4"]),
-        ({"depth_over_width": 12.0}, "dfs_preorder", ["depth over width 12 > 3.4", "devices 2 <= 2"]),
-        ({"depth_over_width": 4 / 3 * 3, "devices": 3}, "alpha", ["depth over width 4 > 3.4", "devices 3 > 2"]),
+        ({"max_degree": 3.4}, "bfs", ["max degree 3.4 <= 3.4"]),
+        ({"max_degree": 12.0}, "dfs_preorder", ["max degree 12 > 3.4", "ops 6 <= 6"]),
+        ({"max_degree": 4 / 3 * 3, "ops": 7}, "alpha", ["max degree 4 > 3.4", "ops 7 > 6"]),
     ],
 )
 def test_by_hand(changes: dict[str, float], order: str, answers: list[str]) -> None:
