@@ -11,14 +11,13 @@ near the best plan would find.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
 from baechi_ext.place import refine_kernel
 from baechi_ext.place.blocks import Block
-from baechi_ext.place.common import SearchProgress, Worth
+from baechi_ext.place.common import SearchProgress, Task
 from baechi_ext.place.effort import clock_seconds
 from baechi_ext.place.fitting import Chain, run_together, scrambled
 from baechi_ext.place.trial import Trial
@@ -46,50 +45,25 @@ _SAFETY = 0.9  # the part of the time left that the last round is made for
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The limits of a search, and whom it tells how it goes."""
+def anneal(task: Task, start: Trial, until_seconds: float, evaluations: float = math.inf) -> tuple[Trial, bool]:
+    """The best plan of the task found from `start`, which may exceed memory limits, and whether the user interrupted the search.
 
-    bound_us: float
-    until_seconds: float
-    """On the clock that stands still while kernels are compiled."""
-    seed: int
-    watch: Callable[[SearchProgress], None] | None
-    evaluations: float = math.inf
-    """Plans that may be simulated in all."""
-    worth: Worth | None = None
-    """A search worth only so much time ends earlier."""
-    since_seconds: float = 0.0
-    """On the same clock: when what it is worth began to be spent."""
-
-    def left_seconds(self, best_us: float) -> float:
-        """The seconds that may still be spent, with a valid plan of this step."""
-        now_seconds = clock_seconds()
-        until_seconds = self.until_seconds
-        if self.worth is not None:
-            until_seconds = min(until_seconds, self.since_seconds + self.worth.seconds(best_us, self.bound_us))
-        return until_seconds - now_seconds
-
-
-def anneal(start: Trial, levels: Sequence[Sequence[Block]], limits: Limits) -> tuple[Trial, bool]:
-    """The best plan found from `start`, which may exceed memory limits, and whether the user interrupted the search.
-
-    `levels`: what it moves as one, see `blocks.block_levels`.
+    `until_seconds` is on the clock that stands still while kernels are compiled; `evaluations`: plans that may be simulated in all.
     """
-    if clock_seconds() >= limits.until_seconds:
+    if clock_seconds() >= until_seconds:
         return start, False
-    return _Annealing(start, levels, limits).run()
+    return _Annealing(task, start, until_seconds, evaluations).run()
 
 
 class _Annealing:
     """The chains, and the best plan of all of them."""
 
-    def __init__(self, start: Trial, levels: Sequence[Sequence[Block]], limits: Limits) -> None:
-        self.best = start
-        self.limits = limits
-        simulator = start.simulator
-        self.problem = make_problem(simulator.graph, simulator.cluster)
-        self.chains = [_Chain(self.problem, levels, seed) for seed in range(2 * limits.seed, 2 * limits.seed + len(_PATH_SHARES))]
+    def __init__(self, task: Task, start: Trial, until_seconds: float, evaluations: float) -> None:
+        self.task, self.best = task, start
+        self.until_seconds, self.most_evaluations = until_seconds, evaluations
+        self.problem = make_problem(task.graph, task.cluster)
+        levels, seed = task.block_levels, task.options.seed
+        self.chains = [_Chain(self.problem, levels, seed) for seed in range(2 * seed, 2 * seed + len(_PATH_SHARES))]
         self.begun_seconds = clock_seconds()
         work = len(self.problem.ops) + len(self.problem.lists)
         self.steps = max(_FEWEST_STEPS, min(_FIRST_WORK // work, _STEPS_PER_BLOCK * (len(levels[0]) + 10)))
@@ -118,12 +92,15 @@ class _Annealing:
         return self.best, False
 
     def _is_over(self) -> bool:
-        met = self.best.valid and self.best.makespan_us <= self.limits.bound_us * (1 + _ROUNDING)
-        return met or self._left_seconds() <= 0 or self._evaluations_left() < 1
+        return self.task.is_optimal(self.best) or self._left_seconds() <= 0 or self._evaluations_left() < 1
 
     def _left_seconds(self) -> float:
-        excess_bytes, makespan_us = self._standing()
-        return self.limits.left_seconds(math.inf if excess_bytes else makespan_us)
+        until_seconds, worth = self.until_seconds, self.task.options.worth
+        if worth is not None:  # a search worth only so much time ends earlier
+            excess_bytes, makespan_us = self._standing()
+            worth_seconds = worth.seconds(math.inf if excess_bytes else makespan_us, self.task.bound_us)
+            until_seconds = min(until_seconds, self.task.started_seconds + worth_seconds)
+        return until_seconds - clock_seconds()
 
     def _standing(self) -> tuple[float, float]:
         """Excess and makespan of the best plan so far, of chains that still run, too."""
@@ -136,7 +113,7 @@ class _Annealing:
 
     def _evaluations_left(self) -> float:
         """For each chain, after the one with which it begins a round."""
-        return (self.limits.evaluations - self._evaluations) / len(self.chains) - 1
+        return (self.most_evaluations - self._evaluations) / len(self.chains) - 1
 
     def _run_round(self) -> None:
         """Runs the chains; the next round is longer, or as long as the time left where the one after it would not fit."""
@@ -160,11 +137,12 @@ class _Annealing:
         return self.best.key < before.key
 
     def _tell(self) -> None:
-        if self.limits.watch is None:
+        watch = self.task.options.watch
+        if watch is None:
             return
         excess_bytes, makespan_us = self._standing()
         seconds = clock_seconds() - self.begun_seconds
-        self.limits.watch(SearchProgress(float(makespan_us), float(excess_bytes), self.limits.bound_us, self._evaluations, seconds))
+        watch(SearchProgress(float(makespan_us), float(excess_bytes), self.task.bound_us, self._evaluations, seconds))
 
 
 class _Chain(Chain):
@@ -189,7 +167,7 @@ class _Chain(Chain):
         settings["weight"], settings["heaviest"] = annealing.weight, _HEAVIER * annealing.weight
         settings["steps"] = steps
         settings["path_share"], settings["order_share"] = _PATH_SHARES[self.number], _ORDER_SHARE
-        settings["target_us"] = annealing.limits.bound_us * (1 + _ROUNDING)
+        settings["target_us"] = annealing.task.bound_us * (1 + _ROUNDING)
 
     def adapt(self, begun: tuple[float, float]) -> None:
         """Sets the temperature for the next round; `begun`: excess and makespan that the last one began with."""

@@ -159,10 +159,9 @@ def refined(task: Task, start: Trial, *, interrupted: bool) -> PlanResult:
         return finish(task, start, interrupted=interrupted)
     if task.is_enough(start):
         return _ended(task, start)
-    from baechi_ext.place.annealing import Limits, anneal
+    from baechi_ext.place.annealing import anneal
 
-    limits = Limits(task.bound_us, until_seconds, task.options.seed, task.options.watch, worth=task.options.worth)
-    best, interrupted = anneal(start, task.block_levels, replace(limits, since_seconds=task.started_seconds))
+    best, interrupted = anneal(task, start, until_seconds)
     return finish(task, best, interrupted=True) if interrupted else _ended(task, best)
 
 

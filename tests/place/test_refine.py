@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from baechi_ext.errors import InfeasibleError, PlanError
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.place import common, refine_kernel
-from baechi_ext.place.annealing import Limits, _Chain, anneal
+from baechi_ext.place.annealing import _Chain, anneal
 from baechi_ext.place.blocks import block_levels
 from baechi_ext.place.common import PlaceOptions, Proposal, SearchProgress, Task, Worth, begin
 from baechi_ext.place.effort import clock_seconds
 from baechi_ext.place.fitting import run_together
 from baechi_ext.place.registry import METHODS, place
 from baechi_ext.place.trial import Trial, try_orders
-from baechi_ext.simulate import Simulator, lower_bound_us, simulate
+from baechi_ext.simulate import Simulator, simulate
 from baechi_ext.simulate.arrays import make_problem, make_state
 from tests import oracle
 from tests.build import cluster_of, graph_of
@@ -138,10 +138,9 @@ def test_what_fits_nowhere_is_reported() -> None:
 def test_whatever_it_finds_is_worth_what_it_says(case: tuple[OpGraph, Cluster], seed: int, limit: int) -> None:
     graph, cluster = case
     cluster = replace(cluster, devices=tuple(replace(d, memory_bytes=limit) for d in cluster.devices))
-    simulator = Simulator(graph, cluster)
-    start = try_orders(simulator, (0,) * len(graph), [None])
-    limits = Limits(lower_bound_us(graph, cluster), clock_seconds() + 0.1, seed, None)
-    best, interrupted = anneal(start, block_levels(graph, cluster), limits)
+    task = Task("refine", PlaceOptions(seed=seed), Simulator(graph, cluster), clock_seconds())
+    start = try_orders(task.simulator, (0,) * len(graph), [None])
+    best, interrupted = anneal(task, start, clock_seconds() + 0.1)
     assert best.key <= start.key
     assert not interrupted
     for members in graph.groups.values():
@@ -153,12 +152,11 @@ def test_whatever_it_finds_is_worth_what_it_says(case: tuple[OpGraph, Cluster], 
 def test_a_search_keeps_to_the_plans_that_it_may_simulate() -> None:
     """However far the clock's limit is; and nearly all of them are simulated. The last news say how many."""
     graph, cluster = random_graph(50, 5, groups=True), cluster_of(3, 15.0)
-    start = try_orders(Simulator(graph, cluster), (0,) * len(graph), [None])
     found = []
     for evaluations in (1000, 1000, 4000):
         news: list[SearchProgress] = []
-        limits = Limits(1.0, clock_seconds() + 1e6, 0, news.append, evaluations)
-        best, _ = anneal(start, block_levels(graph, cluster), limits)
+        task = begin("refine", graph, cluster, PlaceOptions(watch=news.append))
+        best, _ = anneal(task, try_orders(task.simulator, (0,) * len(graph), [None]), clock_seconds() + 1e6, evaluations)
         assert 0.5 * evaluations < news[-1].evaluations <= evaluations
         found.append(best.makespan_us)
     assert found[0] == found[1] >= found[2]

@@ -15,7 +15,7 @@ import numpy as np
 from baechi_ext.errors import InfeasibleError, MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.hints import require_hints
-from baechi_ext.place.annealing import Limits, anneal
+from baechi_ext.place.annealing import anneal
 from baechi_ext.place.common import PlaceOptions, Proposal, SearchProgress, Task, begin, conclude
 from baechi_ext.place.effort import clock_seconds
 from baechi_ext.place.placeto.environment import Rules
@@ -57,8 +57,8 @@ class Contest:
         fitting = self.evaluations // each
         return training if fitting >= _EPISODES else self.training(fitting, policy.config.visits)
 
-    def begin(self, name: str) -> Task:
-        return begin(name, self.graph, self.cluster, PlaceOptions(seed=self.seed))
+    def begin(self, name: str, watch: Callable[[SearchProgress], None] | None = None) -> Task:
+        return begin(name, self.graph, self.cluster, PlaceOptions(seed=self.seed, watch=watch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,10 @@ def rnn(contest: Contest) -> Entry:
 
 def annealing(contest: Contest) -> Entry:
     """Local search: the annealing of `refine`, which moves ops in their order, too."""
-    task = contest.begin("annealing")
-    start = Trial((contest.cluster.fastest,) * len(contest.graph), None, task.simulator)
     reported: list[SearchProgress] = []
-    limits = Limits(task.bound_us, clock_seconds() + _LONG_SECONDS, contest.seed, reported.append, contest.evaluations)
-    best, _ = anneal(start, task.block_levels, limits)
+    task = contest.begin("annealing", reported.append)
+    start = Trial((contest.cluster.fastest,) * len(contest.graph), None, task.simulator)
+    best, _ = anneal(task, start, clock_seconds() + _LONG_SECONDS, contest.evaluations)
     result = conclude(task, [Proposal(best.placement, (best.priority,))])
     return Entry(result.predicted_step_us, reported[-1].evaluations if reported else 1, result.placement_seconds)
 
