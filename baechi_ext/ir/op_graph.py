@@ -277,6 +277,15 @@ class OpGraph:
             tails[v] = self.ops[v].compute_us + after
         return tuple(tails)
 
+    @cached_property
+    def heads_us(self) -> tuple[float, ...]:
+        """For each op, the longest compute-only path from the start of the step to its start, on devices of speed 1."""
+        heads, ends = [0.0] * len(self.ops), [0.0] * len(self.ops)
+        for v in self.order:
+            heads[v] = max((ends[self.tensors[t].producer] for t in self.inputs[v]), default=0.0)
+            ends[v] = heads[v] + self.ops[v].compute_us
+        return tuple(heads)
+
     def total_compute_us(self) -> float:
         return sum(op.compute_us for op in self.ops)
 

@@ -15,23 +15,11 @@ from baechi_ext.place.list_state_kernel import (
     holds,
     put,
 )
-from baechi_ext.simulate.arrays import Floats, Ints, Problem
+from baechi_ext.simulate.arrays import Problem
 from baechi_ext.simulate.jit import inlined, kernel, part
 
 _ROUNDED_DOWN = 1 - 1e-9
 """Sums of the same times in another order differ by less."""
-
-
-@kernel
-def tails_us(p: Problem, order: Ints, tails: Floats) -> None:
-    """Fills in each op's longest compute-only path to the end; `order` is topological."""
-    for i in range(len(order) - 1, -1, -1):
-        v = order[i]
-        for j in range(p.ops[v].outputs_from, p.ops[v + 1].outputs_from):
-            t = p.lists[j]
-            for r in range(p.tensors[t].readers_from, p.tensors[t + 1].readers_from):
-                tails[v] = max(tails[v], tails[p.lists[r]])
-        tails[v] += p.ops[v].compute_us
 
 
 @kernel

@@ -29,7 +29,7 @@ from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.columns import sums_by
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.chunks import ranks
-from baechi_ext.place.list_kernel import run, tails_us
+from baechi_ext.place.list_kernel import run
 from baechi_ext.place.list_state_kernel import GROUPED_OP, Groups, make_state
 from baechi_ext.simulate.arrays import Problem, make_problem
 
@@ -187,9 +187,7 @@ def turned_arrays(graph: OpGraph, problem: Problem, groups: Groups) -> tuple[Pro
     back["output_bytes"] = sums_by(tensors["producer"][:-1], tensors["home_bytes"][:-1], n)
     columns = graph.columns
     ops["working_bytes"][:-1] = columns.temporary_bytes + np.maximum(0.0, columns.output_bytes - back["output_bytes"])
-    tails = np.zeros(n)
-    tails_us(turned, np.array(graph.order[::-1], np.int32), tails)
-    ops["tail_us"][:-1] = tails
+    ops["tail_us"][:-1] = np.array(graph.heads_us) + ops["compute_us"][:-1]
     has_child = groups.ops["favourite_child"] >= 0
     back["favourite_child"] = -1
     back["favourite_child"][groups.ops["favourite_child"][has_child]] = np.flatnonzero(has_child)

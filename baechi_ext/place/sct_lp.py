@@ -129,18 +129,15 @@ def slices(graph: OpGraph, cluster: Cluster, costs: Mapping[Pair, float]) -> lis
     times = [op.compute_us / speed for op in graph.ops]
     count = 1 if len(graph) <= WHOLE_OPS else -(-len(graph) // SLICE_OPS)
     number = [0] * len(graph)
-    heads, tails = [0.0] * len(graph), graph.tails_us
     for rank, v in enumerate(graph.order):
         number[v] = rank * count // len(graph)
-        for w in graph.successors[v]:
-            heads[w] = max(heads[w], heads[v] + times[v])
     parts = [Slice({}, {}, {}, {}) for _ in range(count)]
     for v in range(len(graph)):
         part = parts[number[v]]
         part.times[v] = times[v]
         if any(number[u] < number[v] for u in graph.predecessors[v]):
-            part.heads[v] = heads[v]
-        later = [tails[w] / speed for w in graph.successors[v] if number[w] > number[v]]
+            part.heads[v] = graph.heads_us[v] / speed
+        later = [graph.tails_us[w] / speed for w in graph.successors[v] if number[w] > number[v]]
         if later or not graph.successors[v]:
             part.tails[v] = max(later, default=0.0)
     for (i, j), cost in costs.items():

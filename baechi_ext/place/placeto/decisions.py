@@ -116,7 +116,7 @@ class View:
         run = np.array([op.compute_us for op in graph.ops])
         sent = np.array([sum(self._transfer_us[t] for t in out) for out in graph.outputs])
         held = graph.columns.held_bytes()
-        before, after = _longest_paths(graph)
+        before, after = np.array(graph.heads_us), np.array([max((graph.tails_us[w] for w in ws), default=0.0) for ws in graph.successors])
         longest_us = max(float((before + run + after).max(initial=0.0)), 1e-9)
         columns = (
             np.log1p(run / self._mean_us),
@@ -154,11 +154,3 @@ class View:
         """The time of each tensor's transfer on the mean link."""
         link = self.decisions.cluster.mean_link()
         return [link.transfer_us(tensor.bytes) for tensor in self.graph.tensors]
-
-
-def _longest_paths(graph: OpGraph) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """By op, the longest compute-only paths from the start to it and from it to the end, the op left out."""
-    before = np.zeros(len(graph))
-    for v in graph.order:
-        before[v] = max((before[a] + graph.ops[a].compute_us for a in graph.predecessors[v]), default=0.0)
-    return before, np.array([max((graph.tails_us[w] for w in after), default=0.0) for after in graph.successors])
