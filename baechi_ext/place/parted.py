@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.chunks import best_split
+from baechi_ext.place.chunks import best_split, chunks
 from baechi_ext.place.common import Proposal, Task
 from baechi_ext.place.trial import longest_path_order
 
@@ -26,7 +26,8 @@ def _data_parallel(graph: OpGraph, speeds: Sequence[float]) -> list[int]:
     """Each device computes its share of the parts, in proportion to its speed; parameters, with their updates, live on all devices alike.
     Sums of gradients are made where what they add is."""
     work = _work_of_parts(graph)
-    device_of_part = dict(zip(work, _shares([*work.values()], speeds), strict=True))
+    shares = chunks([*work.values()], speeds, [0.0] * len(work), [math.inf] * len(speeds))
+    device_of_part = dict(zip(work, shares, strict=True))
     placement = _as_units(graph, [None if op.part is None else device_of_part[op.part] for op in graph.ops])
     held = [0.0] * len(speeds)
     shared = [unit for unit in graph.units() if placement[unit[0]] is None and _persistent_bytes(graph, unit)]
@@ -66,21 +67,6 @@ def _work_of_parts(graph: OpGraph) -> dict[int, float]:
         if op.part is not None:
             work[op.part] += op.compute_us
     return dict(sorted(work.items()))
-
-
-def _shares(work: Sequence[float], speeds: Sequence[float]) -> list[int]:
-    """Part -> device: runs of parts, as much work for each device as its speed has of all; a part goes where most of it falls."""
-    total, speed = sum(work) or 1.0, sum(speeds)
-    ends, so_far = [], 0.0
-    for own in speeds:
-        so_far += own / speed
-        ends.append(so_far)
-    devices, done = [], 0.0
-    for each in work:
-        middle = (done + each / 2) / total
-        done += each
-        devices.append(next((d for d, end in enumerate(ends) if middle <= end), len(speeds) - 1))
-    return devices
 
 
 def _as_units(graph: OpGraph, placement: Sequence[int | None]) -> list[int | None]:
