@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from graphlib import TopologicalSorter
 
 from baechi_ext.errors import OptionError
 from baechi_ext.group.colocation import DEFAULT_MAX_SHARE, Loads, with_colocation
@@ -98,7 +99,7 @@ class _Levels:
         self.folding, self.compute_us = folding, compute_us
         self.before_us: dict[int, float] = {}
         self.after_us: dict[int, float] = {}
-        order = _topological_order(folding, parts)
+        order = [*TopologicalSorter({v: folding.before[v] for v in parts}).static_order()]
         for v in order:
             self.before_us[v] = max((self.before_us[p] + compute_us[p] for p in folding.before[v]), default=0.0)
         for v in reversed(order):
@@ -112,14 +113,3 @@ class _Levels:
         others = (self.after_us[s] + self.compute_us[s] for s in self.folding.after[u] if s != v)
         behind = max(self.after_us[v], max(others, default=0.0))
         return ahead + self.compute_us[u] + self.compute_us[v] + behind
-
-
-def _topological_order(folding: Folding, parts: Iterable[int]) -> list[int]:
-    missing = {v: len(folding.before[v]) for v in parts}
-    order = [v for v, k in missing.items() if k == 0]
-    for v in order:
-        for w in folding.after[v]:
-            missing[w] -= 1
-            if missing[w] == 0:
-                order.append(w)
-    return order
