@@ -193,10 +193,10 @@ def _cluster_changes(before: Cluster, after: Cluster, partner: Mapping[int, int]
 
 def _reordered(before: Timeline, after: Timeline, moved: set[int]) -> tuple[int, ...]:
     """See `PlanDiff.reordered`: what is in no longest common subsequence of each device's orders of starts."""
-    rank, found = {v: i for i, v in enumerate(after.started)}, []
+    found: list[int] = []
     for order in before.device_order():
         stayed = [v for v in order if v not in moved]
-        kept = _longest_increasing([rank[v] for v in stayed])
+        kept = _longest_increasing([after.rank[v] for v in stayed])
         found += [v for i, v in enumerate(stayed) if i not in kept]
     return tuple(sorted(found))
 

@@ -80,11 +80,7 @@ class Paths:
     @cached_property
     def last(self) -> int | None:
         """The op that ends the step, of several the one that started last; None where there is none."""
-        return max(self.timeline.started, key=lambda v: (self.timeline.end_us[v], self._rank[v]), default=None)
-
-    @cached_property
-    def _rank(self) -> dict[int, int]:
-        return {v: i for i, v in enumerate(self.timeline.started)}
+        return max(self.timeline.started, key=lambda v: (self.timeline.end_us[v], self.timeline.rank[v]), default=None)
 
     @cached_property
     def before(self) -> dict[int, int]:
@@ -114,7 +110,7 @@ class Paths:
         for t in timeline.graph.inputs[op]:
             producer, sent = timeline.graph.tensors[t].producer, self.sent.get((t, device))
             arrived_us = timeline.end_us[producer] if sent is None else sent.end_us
-            if best is None or (arrived_us, self._rank[producer]) > (best[0], self._rank[best[1]]):
+            if best is None or (arrived_us, self.timeline.rank[producer]) > (best[0], self.timeline.rank[best[1]]):
                 best = arrived_us, producer, sent
         return best
 
@@ -143,7 +139,7 @@ class Paths:
         if user is not None and timeline.end_us[user] != start_us:
             user = None
         cause, before, sent = START if user is None else DEVICE, user, None
-        if arrived is not None and arrived[0] == start_us and (user is None or self._rank[user] <= self._rank[arrived[1]]):
+        if arrived is not None and arrived[0] == start_us and (user is None or self.timeline.rank[user] <= self.timeline.rank[arrived[1]]):
             cause, before, sent = DATA, arrived[1], arrived[2]
         if sent is not None and sent.end_us == sent.request_us:
             sent = None

@@ -38,9 +38,8 @@ def forward_nodes(graph: OpGraph) -> Grouping:
     Raises GraphError as `forward_of` does.
     """
     follows = forward_of(graph)
-    rank = {v: i for i, v in enumerate(graph.order)}
     edges = [
-        (source, target, size, name) if rank[source] < rank[target] else (target, source, size, name)
+        (source, target, size, name) if graph.rank[source] < graph.rank[target] else (target, source, size, name)
         for source, target, size, name in crossing_tensors(graph, follows)
     ]
     coarse = contract(joined(graph, follows), follows, edges)
@@ -126,11 +125,10 @@ def fold_unimportant(graph: OpGraph) -> Grouping:
     connected to no important op keeps to itself, or to others of its kind.
     """
     counts = important_ops(graph)
-    rank = {v: i for i, v in enumerate(graph.order)}
     head = list(range(len(graph)))
     for v in graph.order:
         if not counts[v] and graph.predecessors[v]:
-            head[v] = max((head[p] for p in graph.predecessors[v]), key=rank.__getitem__)
+            head[v] = max((head[p] for p in graph.predecessors[v]), key=graph.rank.__getitem__)
     followers: dict[int, list[int]] = {}
     for v in graph.order:
         followers.setdefault(head[v], []).append(v)
@@ -138,7 +136,7 @@ def fold_unimportant(graph: OpGraph) -> Grouping:
         if head[h] == h and not counts[h] and not graph.predecessors[h]:
             readers = {head[w] for v in followers[h] for w in graph.successors[v]} - {h}
             if readers:
-                first = min(readers, key=rank.__getitem__)
+                first = min(readers, key=graph.rank.__getitem__)
                 followers[first] += followers[h]
                 for v in followers[h]:
                     head[v] = first

@@ -66,7 +66,6 @@ class _Runs:
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
-        self.rank = {v: i for i, v in enumerate(graph.order)}
         self.group = list(range(len(graph)))
         for members in graph.groups.values():
             for v in members:
@@ -120,7 +119,7 @@ class _Runs:
         while ready:
             u = ready.pop()
             self.can_run[g].append(u)
-            self.first[g] = min(self.rank[u], self.first.get(g, self.rank[u]))
+            self.first[g] = min(self.graph.rank[u], self.first.get(g, self.graph.rank[u]))
             self.can_run_by_phase[g][self.phase[u]] += 1
             for w in self.graph.successors[u]:
                 if self.group[w] == g:

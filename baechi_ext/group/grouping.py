@@ -53,12 +53,11 @@ def compose(first: Grouping, second: Grouping) -> Grouping:
     The fine graph of `second` may carry other colocation strings than the coarse graph of `first`: only the positions of
     their ops have to agree.
     """
-    rank = {v: i for i, v in enumerate(first.fine.order)}
 
     def whole(group: Sequence[int]) -> tuple[int, ...]:
         if len(group) == 1:
             return first.members[group[0]]
-        return tuple(sorted((v for g in group for v in first.members[g]), key=rank.__getitem__))
+        return tuple(sorted((v for g in group for v in first.members[g]), key=first.fine.rank.__getitem__))
 
     return Grouping(first.fine, second.coarse, tuple(map(whole, second.members)))
 
@@ -130,10 +129,9 @@ def crossing_tensors_without_cycles(graph: OpGraph, head: Sequence[int]) -> list
 
     groups = nx.DiGraph((source, target) for source, target, _, _ in edges)
     component = {h: i for i, members in enumerate(nx.strongly_connected_components(groups)) for h in members}
-    rank = {v: i for i, v in enumerate(graph.order)}
     found = []
     for source, target, size, name in edges:
-        back = component[source] == component[target] and rank[source] > rank[target]
+        back = component[source] == component[target] and graph.rank[source] > graph.rank[target]
         found.append((target, source, size, name) if back else (source, target, size, name))
     return found
 

@@ -30,7 +30,7 @@ _DEFAULTS = {"op": "", "phase": "forward", "persistent_bytes": 0, "output_bytes"
 _RARE: dict[str, Any] = {"forward_op": None, "module": None, "pin": None, "resident": False, "part": None}
 _RARE |= {"flop": None, "moved_bytes": None, "issue_us": 0.0}
 """Fields that a graph file has only where they have another value than this one."""
-_OF_EDGES = ("index", "order", "predecessors", "successors", "size")  # attributes that are derived from ids and edges alone
+_OF_EDGES = ("index", "order", "rank", "predecessors", "successors", "size")  # attributes that are derived from ids and edges alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +191,11 @@ class OpGraph:
                     if missing[w] == 0:
                         queue.append(w)
         return tuple(order)
+
+    @cached_property
+    def rank(self) -> tuple[int, ...]:
+        """For each op, its place in `order`."""
+        return tuple(sorted(range(len(self.ops)), key=self.order.__getitem__))
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:

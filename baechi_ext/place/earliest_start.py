@@ -37,7 +37,6 @@ class _Run:
         self.links = cluster.link_table()
         self.speed = [d.speed for d in cluster.devices]
         self.child: FavouriteChild = favourite_child or (None,) * n
-        self.rank = {v: i for i, v in enumerate(graph.order)}
         self.missing = [len(p) for p in graph.predecessors]
         self.ready = {v for v in range(n) if not self.missing[v]}
         self.started: list[int] = []
@@ -104,7 +103,7 @@ class _Run:
         if self.looks + len(self.ready) > _MOST_LOOKS:
             self.looks = _MOST_LOOKS
             return []
-        return sorted((self._schedule_us(v, d), self.rank[v], d, v) for v in self.ready if self._fits(v, d))
+        return sorted((self._schedule_us(v, d), self.graph.rank[v], d, v) for v in self.ready if self._fits(v, d))
 
     def _proposal(self, d: int, now: float) -> _Start | None:
         starts = [start for start in self._starts(d) if start[0] <= now]
@@ -175,6 +174,6 @@ class _Run:
 
     def _force(self, now: float) -> None:
         """Starts the first ready op where it has to run, or where most room is."""
-        v = min(self.ready, key=self.rank.__getitem__)
+        v = min(self.ready, key=self.graph.rank.__getitem__)
         d = self.device[v] if self.device[v] != -1 else max(range(len(self.room)), key=lambda d: (self.room[d], -d))
         self._start(v, d, now)

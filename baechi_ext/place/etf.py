@@ -121,7 +121,6 @@ def reserving(graph: OpGraph) -> OpGraph:
     stay after the group's ops. Nothing is reserved for an op without a group: it runs when it is placed.
     """
     ops = list(graph.ops)
-    rank = {v: i for i, v in enumerate(graph.order)}
     edges = [
         (graph.ops[tensor.producer].id, graph.ops[w].id, tensor.bytes, tensor.name) for tensor in graph.tensors for w in tensor.readers
     ]
@@ -130,7 +129,7 @@ def reserving(graph: OpGraph) -> OpGraph:
             continue
         held = [sum(graph.tensors[t].bytes for t in graph.outputs[v]) for v in members]
         working = [ops[v].temporary_bytes + max(0, ops[v].output_bytes - out) for v, out in zip(members, held, strict=True)]
-        first, last = min(members, key=rank.__getitem__), max(members, key=rank.__getitem__)
+        first, last = min(members, key=graph.rank.__getitem__), max(members, key=graph.rank.__getitem__)
         edges.append((ops[first].id, ops[last].id, max(working) + max(held), _new_name(graph, first)))
         for v in members:
             ops[v] = replace(ops[v], temporary_bytes=0, output_bytes=0)

@@ -40,6 +40,11 @@ class Timeline:
         return f"<Timeline: {self.makespan_us / 1000:.4g} ms, {count}>"
 
     @cached_property
+    def rank(self) -> tuple[int, ...]:
+        """For each op, its place in `started`."""
+        return tuple(sorted(self.started, key=self.started.__getitem__))
+
+    @cached_property
     def peak_memory_bytes(self) -> tuple[int | float, ...]:
         """The most each device holds at one instant; what ends at an instant is freed before what starts is taken."""
         from baechi_ext.simulate.peak import peak_memory_bytes  # loads numpy

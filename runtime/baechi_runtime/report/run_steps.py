@@ -36,10 +36,9 @@ def steps_of(run: RunFolder) -> list[RunStep]:
 def _measured(run: RunFolder, step: MeasuredStep) -> RunStep:
     graph = run.graph
     tensors = {(graph.ops[t.producer].id, t.name): i for i, t in enumerate(graph.tensors)}
-    place = {v: i for i, v in enumerate(graph.order)}
     # By nanoseconds, as traces have them: of ops that start at one instant those that take no time come first.
     found = ((graph.index[op.id], (op.start_us, op.end_us)) for op in step.ops)
-    span = dict(sorted(found, key=lambda item: ([round(us * 1000) for us in item[1]], place[item[0]])))
+    span = dict(sorted(found, key=lambda item: ([round(us * 1000) for us in item[1]], graph.rank[item[0]])))
     # When a copy was asked for nobody measures.
     copies = [Transfer(tensors[t.op, t.tensor], t.source, t.target, t.start_us, t.start_us, t.end_us) for t in step.transfers]
     memory = None if step.memory is None else [[(held.at_us, held.bytes) for held in device] for device in step.memory]

@@ -129,6 +129,5 @@ def place_alike(earlier: Placement, captured: CapturedCall) -> Timeline | None:
     costs = [{name: getattr(k, name) for name in ("compute_us", "temporary_bytes", "issue_us")} for k in earlier.graph.ops]
     graph = graph.replace_ops([replace(op, **own) for op, own in zip(graph.ops, costs, strict=True)])
     timeline = earlier.result.timeline
-    rank = {v: i for i, v in enumerate(timeline.started)}
-    alike = simulate(graph, timeline.cluster, timeline.placement, [rank[v] for v in range(len(graph))])
+    alike = simulate(graph, timeline.cluster, timeline.placement, timeline.rank)
     return None if memory_violations(alike.cluster, alike.peak_memory_bytes) else alike

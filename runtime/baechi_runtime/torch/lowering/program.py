@@ -91,8 +91,7 @@ def in_phases(timeline: Timeline, phases: Sequence[Collection[int]]) -> list[tup
     """
     phase_of = {v: p for p, ops in enumerate(phases) for v in ops}
     graph, placement = timeline.graph, timeline.placement
-    rank = {v: i for i, v in enumerate(timeline.started)}
-    begun = sorted(range(len(phases)), key=lambda p: min((rank[v] for v in phases[p]), default=-1))
+    begun = sorted(range(len(phases)), key=lambda p: min((timeline.rank[v] for v in phases[p]), default=-1))
     parted = [v for p in begun for v in timeline.started if phase_of[v] == p]
     cut_up: list[list[list[Instruction]]] = [[[] for _ in timeline.cluster.devices] for _ in phases]
 
