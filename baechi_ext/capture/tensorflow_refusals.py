@@ -1,12 +1,12 @@
 """Says what of a TensorFlow step can't be placed, with the line of the user's code and what to change there."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.tensorflow_private import has_kernel, tensorflow
-from baechi_ext.capture.why_not import is_foreign, said_place
+from baechi_ext.capture.why_not import place_of
 from baechi_ext.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -44,13 +44,7 @@ def not_traceable(what: str, error: BaseException) -> CaptureError:
     first_sentence = re.split(r"(?<=[^.])\. [A-Z]", reason, maxsplit=1)[0].removesuffix(".")
     # AutoGraph writes the lines of the user's code into its errors.
     frames = [(file, int(line), name) for file, line, name in re.findall(r'File "([^"]+)", line (\d+), in ([^\s,]+)', text)]
-    return CaptureError(f"{what} cannot be captured as one graph: {first_sentence}{_innermost(frames)}; {advice}")
-
-
-def _innermost(frames: Sequence[tuple[str, int, str]]) -> str:
-    """The last place (file, line, function) in the user's code: ", at file:line in function: `source`"; empty where there is none."""
-    own = [frame for frame in frames if not is_foreign(frame[0])]
-    return said_place(own[-1]) if own else ""
+    return CaptureError(f"{what} cannot be captured as one graph: {first_sentence}{place_of(frames)}; {advice}")
 
 
 def require_placeable(operations: "Iterable[tf.Operation]", traced: "tf.Graph", device_type: str) -> None:
@@ -65,7 +59,7 @@ def require_placeable(operations: "Iterable[tf.Operation]", traced: "tf.Graph", 
             frames = []
             with suppress(KeyError):
                 frames = [(f.filename, f.lineno, f.name) for f in traced.get_operation_by_name(operation.name).traceback]
-            raise CaptureError(f"op {operation.name!r} can't be placed: {what}{_innermost(frames)}; {advice}")
+            raise CaptureError(f"op {operation.name!r} can't be placed: {what}{place_of(frames)}; {advice}")
 
 
 def require_placeable_inside(library: "tf.compat.v1.FunctionDefLibrary") -> None:
