@@ -5,19 +5,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from msgspec import Meta
+from typing import Any, Literal
 
 from baechi_ext.errors import ProfileError
-from baechi_ext.ir.checked import Bytes, Index, Number, checked
 from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.ir.made_by import Saved, load_as
-from baechi_ext.ir.numbers import as_number, require_finite
+from baechi_ext.ir.numbers import as_bytes, as_number, require_finite
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import require_same_graph
 
-Samples = Annotated[tuple[Number, ...], Meta(min_length=1)]
 _SIZES = ("output_bytes", "temporary_bytes", "persistent_bytes")
 
 
@@ -25,13 +21,13 @@ _SIZES = ("output_bytes", "temporary_bytes", "persistent_bytes")
 class OpProfile:
     """Measured costs of one op. `samples_us` are the timed repeats, warm-up left out."""
 
-    samples_us: Samples
-    output_bytes: Bytes = 0
-    temporary_bytes: Bytes = 0
-    persistent_bytes: Bytes = 0
-    contended_us: tuple[Number, ...] = ()
+    samples_us: tuple[float, ...]
+    output_bytes: int | float = 0
+    temporary_bytes: int | float = 0
+    persistent_bytes: int | float = 0
+    contended_us: tuple[float, ...] = ()
     """The same, while other devices were at work; empty where none was."""
-    issue_us: Number = 0.0
+    issue_us: float = 0.0
     """Time that it took the host to give it to a device that works by itself, the median; 0 where that is part of the samples."""
 
     @property
@@ -50,16 +46,8 @@ class Contention:
     Devices of one host share its memory, and threads the interpreter: what they wait for is in no op's own clock, but in the pass.
     """
 
-    devices: Index
-    pass_us: Samples
-
-
-@dataclass(frozen=True, slots=True)
-class _Passes:
-    """The fields of a profile's file that are of no op."""
-
-    contention: Contention | None = None
-    pass_us: tuple[Number, ...] = ()
+    devices: int
+    pass_us: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -115,7 +103,6 @@ class Profile(Saved):
         if metadata is not None and not isinstance(metadata, dict):
             raise ProfileError(f'the profile\'s "metadata" is {metadata!r}; expected an object')
         require_finite(metadata, 'the profile\'s "metadata"', ProfileError)
-        passes = checked(value, _Passes, "profile", ProfileError)
         profile = cls(
             graph_fingerprint=graph.fingerprint,
             op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),
@@ -123,8 +110,8 @@ class Profile(Saved):
             warmup=int(as_number(value.get("warmup", 0), "warmup", ProfileError)),
             ops={op.id: _op_from_json(op.id, ops[op.id]) for op in graph.ops},
             metadata=metadata or {},
-            contention=passes.contention,
-            pass_us=passes.pass_us,
+            contention=_contention_from_json(value.get("contention")),
+            pass_us=_passes_from_json(value.get("pass_us", []), "the profile"),
         )
         without = next((id_ for id_, p in profile.ops.items() if not p.contended_us), None)
         if profile.contention is not None and without is not None:
@@ -158,8 +145,34 @@ class Profile(Saved):
         return load_as(path, "profile", lambda value: cls.from_json(value, graph))
 
 
+def _contention_from_json(value: Any) -> Contention | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("pass_us"), list) or not value["pass_us"]:
+        raise ProfileError(f'the profile\'s "contention" is {value!r}; expected an object with "devices" and "pass_us"')
+    passes = _passes_from_json(value["pass_us"], "the profile's contention")
+    return Contention(int(as_number(value.get("devices", 0), "the devices of the profile's contention", ProfileError)), passes)
+
+
+def _passes_from_json(value: Any, what: str) -> tuple[float, ...]:
+    if not isinstance(value, list):
+        raise ProfileError(f'"pass_us" of {what} is {value!r}; expected a list; profile again')
+    return tuple(as_number(us, f"a pass of {what}", ProfileError) for us in value)
+
+
 def _op_from_json(id_: str, value: Any) -> OpProfile:
-    profile = checked(value, OpProfile, f"profile of op {id_!r}", ProfileError)
+    if not isinstance(value, dict):
+        raise ProfileError(f"the profile of op {id_!r} is {value!r}; expected an object")
+    samples = value.get("samples_us")
+    if not isinstance(samples, list) or not samples:
+        raise ProfileError(f'the profile of op {id_!r} has no "samples_us"; profile again')
+    sizes = {name: as_bytes(value.get(name, 0), f"{name} of op {id_!r}", ProfileError) for name in _SIZES}
+    contended = value.get("contended_us", [])
+    if not isinstance(contended, list):
+        raise ProfileError(f'"contended_us" of op {id_!r} is {contended!r}; expected a list; profile again')
+    alone_us, contended_us = (tuple(as_number(s, f"a sample of op {id_!r}", ProfileError) for s in x) for x in (samples, contended))
+    issue_us = as_number(value.get("issue_us", 0.0), f"issue_us of op {id_!r}", ProfileError)
+    profile = OpProfile(alone_us, **sizes, contended_us=contended_us, issue_us=issue_us)
     if value.get("compute_us") is None:
         raise ProfileError(f'the profile of op {id_!r} has no "compute_us"; profile again')
     compute_us = as_number(value["compute_us"], f"compute_us of op {id_!r}", ProfileError)
