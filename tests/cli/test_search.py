@@ -15,7 +15,7 @@ import pytest
 
 from baechi_ext.ir import OpGraph, Plan
 from tests.cli.files import ROOT, a_graph, write
-from tests.runtime.workers import children_of
+from tests.processes import children_of
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -12,9 +12,10 @@ import pytest
 
 from baechi_ext.ir import OpGraph, Plan
 from baechi_runtime.files.run_folder import RunFolder
+from tests.processes import children_of
 from tests.runtime.forked import Forked, start
 from tests.runtime.trainings import STEP, costs_of, losses_of, undisturbed
-from tests.runtime.workers import children_of, finish, only_error
+from tests.runtime.workers import finish, only_error
 
 WITHIN = 20.0
 """Seconds in which everything ends: twice what a watch in each process allows, since the machine may be busy."""

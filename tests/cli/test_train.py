@@ -17,9 +17,10 @@ from baechi_ext.ir import OpGraph, Plan
 from baechi_runtime.cli.flags.train import OPTIMIZERS
 from baechi_runtime.cli.main import main
 from baechi_runtime.files.run_folder import RunFolder
+from tests.processes import children_of
 from tests.runtime.chrome_trace import problems_of
 from tests.runtime.forked import start
-from tests.runtime.workers import children_of, finish, only_error, wait_for_line
+from tests.runtime.workers import finish, only_error, wait_for_line
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -18,7 +18,7 @@ from baechi_ext.place.partitioners import Network, networks
 from baechi_ext.place.registry import place
 from tests.build import cluster_of, graph_of
 from tests.place.training import branchy_blocks
-from tests.runtime.workers import ended
+from tests.processes import ended
 
 ROOT = Path(__file__).parents[2]
 each_partitioner = pytest.mark.parametrize("method", ["metis", "scotch"])

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import ended
 from tests.runtime import faulty_worker
 from tests.runtime.forked import Forked, start, torchrun
 from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.namespaces import on_a_small_disk, require_namespaces
 from tests.runtime.trainings import STEP, TIMEOUT_SECONDS, costs_of, losses_of, steps_in
-from tests.runtime.workers import ended, finish, only_error, workers_of
+from tests.runtime.workers import finish, only_error, workers_of
 
 STEPS = 7
 ENDS_WITHIN = 20.0

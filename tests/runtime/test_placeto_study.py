@@ -19,8 +19,9 @@ from baechi_runtime.placeto import study as placeto_study
 from baechi_runtime.placeto.study import BATCH, StudySettings, Task, affordable, runs_of, search
 from baechi_runtime.placeto.study_table import CONTROLS, Point, Run, StudyTable, append, read_runs
 from tests.build import cluster_of, graph_of
+from tests.processes import children_of, ended
 from tests.runtime.forked import start
-from tests.runtime.workers import children_of, ended, finish, only_error
+from tests.runtime.workers import finish, only_error
 
 SETTINGS = StudySettings(("small",), "train", 2, ("topo", "bfs"), 2, 2 * BATCH, cluster_of(3, latency_us=1), 0)
 

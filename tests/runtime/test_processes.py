@@ -16,11 +16,12 @@ from baechi_ext.errors import ExecutionError
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.torch.processes.crash_log import CrashLog
 from baechi_runtime.torch.processes.launch import Worker, _cause, run_workers
+from tests.processes import ended, runs
 from tests.runtime import workers as anew
 from tests.runtime.forked import start, torchrun
 from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.last_words import BABBLE
-from tests.runtime.workers import ROOT, ended, finish, only_error, runs, wait_for_line, workers_of
+from tests.runtime.workers import ROOT, finish, only_error, wait_for_line, workers_of
 
 PROBED = ["train", "--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--workers=process", "--num_steps=2"]
 SMALL = [*PROBED, "--comm_cost_coeffs=0.001,100", "--device_speeds=1"]

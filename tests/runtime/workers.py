@@ -3,8 +3,7 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,32 +47,6 @@ def workers_of(parent: int) -> dict[int, int]:
         rank = next((int(e[5:]) for e in said if e.startswith("RANK=")), None)
         if rank is not None and int(fields[1]) == parent and fields[0] != "Z":
             found[rank] = int(path.name)
-    return found
-
-
-def runs(pid: int) -> bool:
-    """True unless it has ended, whether or not anybody has asked how."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def ended(pids: Iterable[int], within_seconds: float = 60.0) -> bool:
-    """True once all have; False where one still runs after so long, which is generous by default, since the machine may be busy."""
-    until, left = time.monotonic() + within_seconds, list(pids)
-    while any(map(runs, left)):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def children_of(parent: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{parent}/task").glob("*"):
-        with suppress(FileNotFoundError):  # the thread has ended
-            found += map(int, (task / "children").read_text().split())
     return found
 
 

@@ -1,6 +1,6 @@
-"""The options of `baechi_ext.parallelize`, as both frameworks check them."""
+"""Options that a program gives by name, and those of `baechi_ext.parallelize`, as both frameworks check them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -13,10 +13,14 @@ T = TypeVar("T")
 
 def chosen(options: type[T], given: Mapping[str, Any], of: str) -> T:
     """The options as given, a dataclass. Raises OptionError for an unknown one; `of` says whose they are."""
-    known = [field.name for field in fields(options)]  # type: ignore[arg-type]
+    require_known(given, [field.name for field in fields(options)], of)  # type: ignore[arg-type]
+    return options(**given)
+
+
+def require_known(given: Iterable[str], known: Sequence[str], of: str) -> None:
+    """Raises OptionError for a name that is none of an option."""
     if unknown := [name for name in given if name not in known]:
         raise OptionError(f"unknown option {unknown[0]!r} of {of}; it takes {', '.join(known)}")
-    return options(**given)
 
 
 def require_sound(verify_steps: Any, cluster: Any) -> None:

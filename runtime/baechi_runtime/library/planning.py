@@ -14,6 +14,7 @@ from baechi_ext.ir import Cluster, Device, OpGraph
 from baechi_ext.ir.cluster import DEFAULT_LINK
 from baechi_ext.ir.numbers import device_count
 from baechi_ext.options import PlanOptions
+from baechi_runtime.drivers.call_options import require_known
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.frameworks import TENSORFLOW, framework_of
@@ -37,8 +38,7 @@ _SIZES = tuple(field.name for field in fields(ModelOptions) if field.name != "nu
 def plan(target: Any, inputs: Any, devices: _Devices, options: PlanOptions) -> Run:
     """See `baechi_ext.plan`."""
     kind = _kind(target, inputs)
-    if unknown := [name for name in options if name not in _OPTIONS[kind]]:
-        raise OptionError(f"unknown option {unknown[0]!r} of plan() for {kind}; it takes devices, {', '.join(_OPTIONS[kind])}")
+    require_known(options, ("devices", *_OPTIONS[kind]), f"plan() for {kind}")
     request = _request(options)
     hardware = None
     if isinstance(devices, str):

@@ -16,6 +16,7 @@ from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.call_options import require_known
 from baechi_runtime.drivers.comparing import compare
 from baechi_runtime.drivers.comparison import CompareRequest, Comparison
 from baechi_runtime.drivers.pipeline import PlanRequest
@@ -88,8 +89,7 @@ class Step:
 
 
 def _known(options: ApplyOptions, names: Sequence[str], what: str) -> dict[str, Any]:
-    if unknown := [name for name in options if name not in names]:
-        raise OptionError(f"unknown option {unknown[0]!r} of apply() for {what}; it takes {', '.join(names)}")
+    require_known(options, names, f"apply() for {what}")
     return dict(options)
 
 

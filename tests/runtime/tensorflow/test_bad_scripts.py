@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from baechi_runtime.cli.main import main
+from tests.processes import ended
 from tests.runtime.forked import start
-from tests.runtime.workers import ended, finish, only_error
+from tests.runtime.workers import finish, only_error
 
 SCRIPT = """
 import os, signal, tempfile

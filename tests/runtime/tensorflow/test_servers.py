@@ -17,9 +17,9 @@ from baechi_ext.errors import ExecutionError, OptionError
 from baechi_runtime.tensorflow.servers import blocking_calls, devices
 from baechi_runtime.tensorflow.servers.blocking_calls import Calls
 from baechi_runtime.tensorflow.servers.devices import Servers
+from tests.processes import ended, runs
 from tests.runtime.forked import Forked, python
 from tests.runtime.tensorflow.steps import branches, endless, greedy
-from tests.runtime.workers import ended, runs
 
 ROOT = Path(__file__).parents[3]
 SOON = 60.0

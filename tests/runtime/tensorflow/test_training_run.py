@@ -23,10 +23,11 @@ from baechi_runtime.drivers.training import Progressed, train_on
 from baechi_runtime.files.checkpoint_folder import written_shard
 from baechi_runtime.tensorflow.backend import TrainedSession
 from baechi_runtime.tensorflow.servers.devices import Devices, Logical, Servers
+from tests.processes import ended
 from tests.runtime.forked import Forked, start
 from tests.runtime.tensorflow.steps import Step, branches
 from tests.runtime.trainings import undisturbed
-from tests.runtime.workers import command_line, ended, finish, only_error
+from tests.runtime.workers import command_line, finish, only_error
 from tests.tensorflow_steps import image_step
 
 TRAINING = {"model": "small"}
