@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.module_names import classes_of_modules
 from baechi_ext.capture.torch_dynamo import tracing_alone
-from baechi_ext.capture.torch_joint import PART, Binding, BoundOp, CaptureOptions, Owner, _behind, _Builder, _bytes, _is_view, _Nodes, draws
+from baechi_ext.capture.torch_joint import PART, Binding, BoundOp, CaptureOptions, Owner, _behind, _Builder, _bytes, _is_view, _Nodes
 from baechi_ext.capture.torch_parts import normalising
-from baechi_ext.capture.torch_private import distributions_unchecked, joint_graph, with_node_notes, without_values
+from baechi_ext.capture.torch_private import distributions_unchecked, draws, joint_graph, with_node_notes, without_values
 from baechi_ext.capture.torch_recurrent import recurrent_layers_kept
 from baechi_ext.capture.torch_returned import Returned, computed_with, flat_module
 from baechi_ext.capture.torch_split import split_batch

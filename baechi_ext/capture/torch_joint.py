@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from baechi_ext.capture.groups import Groups
 from baechi_ext.capture.module_names import known_model, module_of, noting_modules
 from baechi_ext.capture.parts import Parts
-from baechi_ext.capture.torch_private import arguments_by_name, descriptors, joint_graph, moved_to
+from baechi_ext.capture.torch_private import descriptors, draws, joint_graph, moved_to
 from baechi_ext.capture.why_not import tracing
 from baechi_ext.errors import CaptureError
 from baechi_ext.ir.hints import with_experts
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from torch import fx
 
 INPUT, UPDATE = "input", "update"
-DRAWS = "draws random numbers"
-"""The mark of nodes that do so by a function of ours."""
 OP_ID, PART, ROWS = "baechi_op", "baechi_part", "baechi_rows"
 """Marks of nodes: the id of their op, the part of the batch that they compute, and of an input, the rows that it reads."""
 ORDER = "order"
@@ -443,20 +441,30 @@ class _Builder:
             readers = self.state_readers.setdefault(base, [])
             readers.append(v)
             if len(readers) == 1:
-                op = self.ops[v]
-                self.ops[v] = replace(op, persistent_bytes=op.persistent_bytes + _bytes(self.state[base]))
+                self._hold(base, v)
         elif base is not None:
             producer, tensor = base
             self._edge(producer, v, self.tensor_bytes[base], tensor)
 
+    def _hold(self, state: str, v: int) -> None:
+        """Count a parameter or buffer where op `v` runs."""
+        op = self.ops[v]
+        self.ops[v] = replace(op, persistent_bytes=op.persistent_bytes + _bytes(self.state[state]))
+
     def _bind_buffer_writes(self) -> "dict[int, tuple[tuple[str, fx.Node], ...]]":
         writes: dict[int, list[tuple[str, fx.Node]]] = {}
+        unread: dict[str, int] = {}
         for name, node in self.nodes.buffer_values.items():
             base = self._base(node)
             if not isinstance(base, tuple):
                 raise CaptureError(f"the new value of buffer {name!r} is not a computed tensor; assign buffers from computed values")
-            self.groups.join(base[0], self.state_names[name])
-            writes.setdefault(base[0], []).append((self.state_names[name], node))
+            state = self.state_names[name]
+            self.groups.join(base[0], state)
+            if state not in self.state_readers:
+                unread[state] = base[0]
+            writes.setdefault(base[0], []).append((state, node))
+        for state, writer in unread.items():
+            self._hold(state, writer)
         return {v: tuple(w) for v, w in writes.items()}
 
     def _expert_hints(self, expert_device: "Callable[[str], int | None]") -> list[int | None]:
@@ -474,17 +482,6 @@ class _Builder:
         for a, b in zip(self.seeded, self.seeded[1:], strict=False):
             self.groups.join(a, b)
             self._order(a, b)
-
-
-def draws(node: "fx.Node") -> bool:
-    """True if the node draws random numbers."""
-    import torch
-
-    if node.meta.get(DRAWS):
-        return True
-    # Attention and dropout that drop nothing draw nothing.
-    rate = "p" if node.target is torch.ops.aten.native_dropout.default else "dropout_p"
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and arguments_by_name(node).get(rate) != 0
 
 
 def _behind(nodes: "Iterable[fx.Node]", first: "Iterable[fx.Node]") -> "set[fx.Node]":

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch import fx
     from torch.distributed.device_mesh import DeviceMesh
 
+DRAWS = "draws random numbers"
+"""The mark of nodes that do so by a function of ours."""
 TRIED_WITH = ("2.11", "2.13", "2.14", "2.15")
 """The releases that the tests were run with: 2.11 and 2.14 on Python 3.12, 2.13 on Python 3.11 and 2.15 on Python 3.14."""
 
@@ -164,6 +166,17 @@ def arguments_by_name(node: "fx.Node") -> dict[str, Any]:
         return {}
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
     return defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs
+
+
+def draws(node: "fx.Node") -> bool:
+    """True if the node draws random numbers."""
+    import torch
+
+    if node.meta.get(DRAWS):
+        return True
+    # Attention and dropout that drop nothing draw nothing.
+    rate = "p" if node.target is torch.ops.aten.native_dropout.default else "dropout_p"
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and arguments_by_name(node).get(rate) != 0
 
 
 def tree_flatten(value: Any) -> tuple[list[Any], Any]:

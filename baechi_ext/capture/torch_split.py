@@ -16,8 +16,8 @@ from baechi_ext.capture.batch_rows import COUNT, FIRST, MEAN, OWN, RATIO, SUM, C
 from baechi_ext.capture.batch_rules import judged
 from baechi_ext.capture.module_names import module_of
 from baechi_ext.capture.parts import shared_sizes
-from baechi_ext.capture.torch_joint import DRAWS, OP_ID, PART, ROWS, _behind, _is_view, _Nodes, draws
-from baechi_ext.capture.torch_private import descriptors
+from baechi_ext.capture.torch_joint import OP_ID, PART, ROWS, _behind, _is_view, _Nodes
+from baechi_ext.capture.torch_private import DRAWS, descriptors, draws
 from baechi_ext.capture.why_not import frames_of, place_of
 from baechi_ext.errors import CaptureError, first_line
 

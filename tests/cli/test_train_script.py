@@ -65,6 +65,15 @@ def test_a_script_with_arguments_and_an_exit_code(tmp_path: Path) -> None:
         assert (out / f"{name}.json").exists()
 
 
+def test_what_was_placed_is_said_where_a_file_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(f"{TRAINS}import os\nos.mkdir({str(out / 'report.json')!r})\n")
+    assert main([*PLACED, f"--out={out}", str(script)]) == 1
+    said = capsys.readouterr().err
+    assert "3 steps placed, verified 2 of 3" in said
+    assert only_error(said)
+
+
 def test_paths_are_of_where_the_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere, script = tmp_path / "elsewhere", tmp_path / "train.py"
     elsewhere.mkdir()

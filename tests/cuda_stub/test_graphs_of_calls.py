@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from baechi_runtime.torch.calls.graphed import GraphedFragment
+from baechi_runtime.torch.streams.step_graph import CudaRecorder
 from tests.cuda_stub import kernels
-from tests.runtime.graphed_loops import ordinary, pair, siamese, train
+from tests.runtime.graphed_loops import fragment_of, ordinary, pair, siamese, train
 
 devices = pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cuda:1"]], ids=["one GPU", "two GPUs"])
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method")
@@ -44,3 +45,14 @@ def test_a_forgotten_wait_would_be_found(devices: list[str], monkeypatch: pytest
     except Exception:  # noqa: BLE001 - of a verified call, or of a kernel, whose operand is nonsense
         return
     assert found != pytest.approx(expected, rel=1e-4)
+
+
+@devices
+def test_passes_that_cannot_be_captured_run_op_by_op(devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(self: CudaRecorder, work: Callable[[], None]) -> Callable[[], None]:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(CudaRecorder, "capture", capture)
+    plain, placed = pair(devices)
+    assert train(placed, ordinary) == pytest.approx(train(plain, ordinary), rel=1e-4)
+    assert fragment_of(placed).note == "no CUDA graphs of its passes: operation not permitted when stream is capturing"

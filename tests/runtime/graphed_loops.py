@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 import baechi_ext
+from baechi_runtime.torch.calls.graphed import GraphedFragment
+from baechi_runtime.torch.calls.module_call import call_of
 
 WIDTH, CLASSES = 32, 5
 
@@ -31,6 +33,16 @@ def batches(count: int, seed: int = 3) -> Iterator[tuple[torch.Tensor, torch.Ten
     for _ in range(count):
         x = torch.randn(16, WIDTH, generator=generator)
         yield x.to("cuda:0"), torch.randint(0, CLASSES, (16,), generator=generator).to("cuda:0")
+
+
+def fragment_of(module: nn.Module) -> GraphedFragment:
+    """The passes of a placed module."""
+    call = call_of(module)
+    assert call is not None
+    loaded = call.session.groups[0].members[0].loaded
+    assert loaded is not None
+    assert isinstance(loaded.placed, GraphedFragment)
+    return loaded.placed
 
 
 def pair(devices: list[str], **options: Any) -> tuple[nn.Module, nn.Module]:

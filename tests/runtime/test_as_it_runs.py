@@ -4,6 +4,7 @@ NumPy."""
 import copy
 import functools
 import importlib
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import baechi_ext
+from baechi_runtime.torch.calls import module_call
 from tests.runtime.placed_modules import place, report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -160,12 +162,13 @@ def test_a_copy_of_a_modules_attributes_is_a_module_of_its_own() -> None:
     assert report(net).placed_steps == 2
 
 
-def test_a_module_that_is_let_go_of_ends_where_the_next_one_is_placed() -> None:
+def test_a_module_that_is_let_go_of_ends_where_the_next_one_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     net = place(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)))
     for _ in range(3):
         net(torch.randn(5, 6)).sum().backward()
     gone = weakref.ref(net)
     del net
+    monkeypatch.setattr(module_call, "_collected", -math.inf)
     place(nn.Linear(6, 8))
     assert gone() is None
 

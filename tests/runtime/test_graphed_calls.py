@@ -13,9 +13,8 @@ import baechi_ext
 from baechi_ext.errors import ParityError
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.torch.calls import capturing, verify
-from baechi_runtime.torch.calls.graphed import GraphedFragment
 from baechi_runtime.torch.calls.module_call import call_of
-from tests.runtime.graphed_loops import Net, accumulated, batches, ordinary, pair, siamese, train, twice, with_input_gradient
+from tests.runtime.graphed_loops import Net, accumulated, batches, fragment_of, ordinary, pair, siamese, train, twice, with_input_gradient
 
 found = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(found < 1, reason="needs a CUDA device")]
@@ -27,15 +26,6 @@ devices = pytest.mark.parametrize("devices", [pytest.param(["cuda:0"], id="one G
 def _traced_anew() -> None:
     """TorchDynamo traces the code of one module only so often."""
     torch.compiler.reset()
-
-
-def fragment_of(module: nn.Module) -> GraphedFragment:
-    call = call_of(module)
-    assert call is not None
-    loaded = call.session.groups[0].members[0].loaded
-    assert loaded is not None
-    assert isinstance(loaded.placed, GraphedFragment)
-    return loaded.placed
 
 
 def same(plain: nn.Module, placed: nn.Module) -> None:

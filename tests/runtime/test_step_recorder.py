@@ -15,6 +15,7 @@ from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.simulate import Timeline, simulate
 from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_ext.simulate.peak import persistent_bytes
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.measure.recording import DeviceMemory, DeviceNotes, Recording
 from baechi_runtime.models.training_step import TrainingStep, WithLoss, optimizer_spec
@@ -100,8 +101,9 @@ def test_a_buffer_that_is_written_and_never_read_is_held() -> None:
     (writer,) = binding.buffer_writes
     placement = [int(v == writer) for v in range(len(graph))]
     with ThreadExecutor(cpu_devices(2), timeout_seconds=60) as executor:
-        recording = executor.load(simulate(graph, Cluster.uniform(2), placement), binding, step).record()
-    assert [held.resident for held in recording.held or ()] == [4 * (8 * 5 + 5), 4 * 4 * 5]
+        timeline = simulate(graph, Cluster.uniform(2), placement)
+        recording = executor.load(timeline, binding, step).record()
+    assert persistent_bytes(timeline).tolist() == [held.resident for held in recording.held or ()] == [4 * (8 * 5 + 5), 4 * 4 * 5]
 
 
 def planned(graph: OpGraph, timeline: Timeline) -> Plan:

@@ -226,6 +226,15 @@ def test_steps_that_stay_placed_are_timed_alone(clock: Clock) -> None:
     assert own.plain_us == []
 
 
+def test_what_others_do_in_between_does_not_count_where_steps_stay_placed(clock: Clock) -> None:
+    own = Turns(alone=True)
+    own.begin()
+    clock.now += 3.0
+    turns.disturb_timed()
+    run(own, clock, {PLACED: 4}, 60)
+    assert own.placed_us == pytest.approx([4000] * PER_BLOCK * MOST_BLOCKS)
+
+
 def test_saved_time_is_known_before_anything_is_decided(clock: Clock) -> None:
     own = Turns()
     run(own, clock, {PLACED: 2, PLAIN: 3}, 3)

@@ -80,10 +80,12 @@ class ScriptRun(Findings, Generic[P]):
             interrupt = e
         conclude()
         kept = folder if self.reports else None
-        if kept is not None:
-            keep_script(kept, self.kept_steps, self.to_json())
-        if self.reports:
-            self.say()
+        try:
+            if kept is not None:
+                keep_script(kept, self.kept_steps, self.to_json())
+        finally:
+            if self.reports:
+                self.say()
         if interrupt is not None:
             said = "" if kept is None else said_of_interrupt(kept, self.kept_steps)
             raise KeyboardInterrupt(said or str(interrupt)) from interrupt

@@ -12,6 +12,7 @@ module are timed at a time in a process, as each would be part of another's.
 import math
 import statistics
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -39,6 +40,8 @@ _PLAINLY = (1.5, 1.15)
 """Factors by which plain steps must be faster in the first block, or in each of the first two, to decide at once."""
 _timed: "list[Turns]" = []
 """Those whose steps are timed: one at a time in a process."""
+_alone: "weakref.WeakSet[Turns]" = weakref.WeakSet()
+"""Those of which placed steps alone are timed."""
 
 
 @dataclass(eq=False)
@@ -57,6 +60,10 @@ class Turns:
     _asked: float = 0.0
     _vain: int = 0
     """Steps in a row that have no time."""
+
+    def __post_init__(self) -> None:
+        if self.alone:
+            _alone.add(self)
 
     def now(self) -> str:
         """PLACED or PLAIN, if that is known without timing the step that begins; otherwise empty."""
@@ -169,7 +176,7 @@ class Turns:
 
 def disturb_timed() -> None:
     """Discard the time of the step under way where steps are timed."""
-    for turns in list(_timed):
+    for turns in (*_timed, *_alone):
         turns.disturbed()
 
 

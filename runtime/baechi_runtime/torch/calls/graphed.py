@@ -19,7 +19,7 @@ from torch import Tensor
 
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_ext.capture.torch_private import copy_together
-from baechi_ext.errors import first_line
+from baechi_ext.errors import ExecutionError, first_line
 from baechi_ext.simulate import Timeline
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.torch.calls.capturing import CallStep
@@ -195,8 +195,10 @@ class GraphedFragment(PhasedFragment):
         settle(self._executor.devices)
         try:
             return cast(WalkTogether, together).captured(work, self._origin)
-        except (RuntimeError, OpError) as e:
-            cause = e.cause if isinstance(e, OpError) else e
+        except ExecutionError as e:
+            cause = e.__cause__.cause if isinstance(e.__cause__, OpError) else e.__cause__
+            if not isinstance(cause, RuntimeError):
+                raise
             self.why_not = first_line(cause, type(cause).__name__)
             return None
         finally:

@@ -1,7 +1,9 @@
 """The calls of one module, compiled in place: the object, its type, hooks, `state_dict` and attributes stay the user's own."""
 
 import gc
+import math
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +21,7 @@ from baechi_ext.capture.torch_dynamo import (
 )
 from baechi_ext.capture.torch_private import inside_backward, is_traced, tree_flatten
 from baechi_ext.errors import CaptureError
+from baechi_runtime.measure.turns import disturb_timed
 from baechi_runtime.report.call_report import FORWARD_ALONE, UNTRACED
 from baechi_runtime.torch.calls.fragments import Settings
 from baechi_runtime.torch.calls.session import SINGLE_OPS, Session
@@ -30,7 +33,11 @@ ELSEWHERE = "another thread was tracing"
 _CALL = "_compiled_call_impl"
 """The attribute of a module that nn.Module.__call__ asks for another call. It is set past the module's own `__setattr__`."""
 
+_COLLECT_SECONDS = 1.0
+"""Modules that are placed soon after another, as the blocks of a model, have no collection of garbage each."""
 _LIVING: "weakref.WeakSet[ModuleCall]" = weakref.WeakSet()
+_collected = -math.inf
+"""When garbage was collected."""
 
 
 class ModuleCall:
@@ -38,8 +45,7 @@ class ModuleCall:
 
     def __init__(self, module: nn.Module, ordinary: Callable[..., Any], settings: Settings) -> None:
         watch_compiles()
-        if _LIVING:
-            gc.collect()  # a module and its call hold each other: what the script let go of would stay in memory beside the next
+        _collect()
         _LIVING.add(self)
         self.session = Session(settings, type(module).__name__, module)
         self._module = module
@@ -166,3 +172,12 @@ def take_out(module: nn.Module) -> None:
     if found is not None:
         found.session.drop()
         module.__dict__[_CALL] = None
+
+
+def _collect() -> None:
+    """Free the modules that the script let go of: a module and its call hold each other, and would stay in memory beside the next."""
+    global _collected
+    if _LIVING and time.monotonic() - _collected > _COLLECT_SECONDS:
+        gc.collect()
+        _collected = time.monotonic()
+        disturb_timed()
