@@ -9,6 +9,7 @@ import contextlib
 import copy
 import gc
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
@@ -139,17 +140,27 @@ def with_node_notes() -> Iterator[None]:
         yield
 
 
+_LOCK = threading.Lock()
+_CHECKED: list[bool] = []
+
+
 @contextlib.contextmanager
 def distributions_unchecked() -> Iterator[None]:
-    """torch.distributions checks values by branches, on which nothing that it computes depends; behind this it does so as before."""
+    """torch.distributions checks values by branches, on which nothing that it computes depends; behind this it does so as before. Threads
+    may be in here at once: the last one to leave puts back what the first one found."""
     from torch.distributions import Distribution
 
-    checked = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
+    with _LOCK:
+        _CHECKED.append(Distribution._validate_args)
+        Distribution.set_default_validate_args(False)
     try:
         yield
     finally:
-        Distribution.set_default_validate_args(checked)
+        with _LOCK:
+            checked = _CHECKED[0]
+            _CHECKED.pop()
+            if not _CHECKED:
+                Distribution.set_default_validate_args(checked)
 
 
 def casts_all(graph: "fx.GraphModule") -> bool:

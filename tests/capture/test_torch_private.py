@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -29,6 +30,18 @@ def test_a_profile_holds_what_was_allocated() -> None:
     with torch_private.memory_profile() as profiler:
         torch.ones(1000)
     assert 4000 in [event.nbytes() for event in torch_private.profiler_events(profiler) if event.name() == "[memory]"]
+
+
+def test_the_last_of_two_threads_puts_the_checks_of_distributions_back() -> None:
+    bad = partial(torch.distributions.Bernoulli, torch.tensor(2.0))
+    first, second = torch_private.distributions_unchecked(), torch_private.distributions_unchecked()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    bad()
+    second.__exit__(None, None, None)
+    with pytest.raises(ValueError, match="constraint"):
+        bad()
 
 
 @pytest.mark.parametrize("module", ["torch._functorch.aot_autograd", "torch._functorch._aot_autograd"])

@@ -96,11 +96,7 @@ def _hush(stack: ExitStack) -> None:
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf|Dynamo does not know how to trace")
 
 
-def _leave_unchecked(stack: ExitStack) -> None:
-    stack.enter_context(distributions_unchecked())
-
-
-_SETTINGS, _QUIET, _UNCHECKED = _Shared(_set), _Shared(_hush), _Shared(_leave_unchecked)
+_SETTINGS, _QUIET = _Shared(_set), _Shared(_hush)
 
 
 class _Entered:
@@ -153,11 +149,10 @@ def traced_for_us(log: TraceLog) -> Iterator[None]:
     outer, entered = getattr(_here, "entered", None), _Entered()
     _here.entered = entered
     await_trace()
-    _UNCHECKED.enter()
     try:
-        yield
+        with distributions_unchecked():
+            yield
     finally:
-        _UNCHECKED.leave()
         _here.entered = outer
         entered.end()
         if entered.position is not None:
