@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.module_names import classes_of_modules
+from baechi_ext.capture.torch_autocast import Autocast, under
 from baechi_ext.capture.torch_dynamo import tracing_alone
 from baechi_ext.capture.torch_joint import PART, Binding, BoundOp, CaptureOptions, Owner, _behind, _Builder, _bytes, _is_view, _Nodes
 from baechi_ext.capture.torch_parts import normalising
-from baechi_ext.capture.torch_private import distributions_unchecked, draws, joint_graph, with_node_notes, without_values
+from baechi_ext.capture.torch_private import distributions_unchecked, draws, is_foreign, joint_graph, with_node_notes, without_values
 from baechi_ext.capture.torch_recurrent import recurrent_layers_kept
 from baechi_ext.capture.torch_returned import Returned, computed_with, flat_module
 from baechi_ext.capture.torch_split import split_batch
@@ -42,6 +43,7 @@ class Fragment:
     """For each argument the parameter's or buffer's name; None for any other tensor."""
     links: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """Argument -> (an earlier fragment of the call, the number of its output that this is)."""
+    autocast: Autocast = ()
 
     @property
     def state(self) -> dict[int, str]:
@@ -88,6 +90,8 @@ class CapturedFragment:
     """These, and where the arguments are."""
     dtypes: "frozenset[torch.dtype]"
     """The dtypes of what its ops compute."""
+    calls_others: bool = False
+    """True if it calls ops that are not torch's own, which may draw random numbers and say nothing of it."""
     normalised: tuple[int, ...] = ()
     """The examples of each part of the batch, where BatchNorm normalises over these by themselves."""
 
@@ -174,6 +178,7 @@ class _Traced:
             with_node_notes(),
             recurrent_layers_kept(),
             distributions_unchecked(),
+            under(fragment.autocast),
             torch.enable_grad(),
         ):
             joint = joint_graph(flat, examples)
@@ -377,6 +382,7 @@ class _FragmentsBuilder(_Builder):
             devices=self.traced[k].devices,
             homes=frozenset((*self.traced[k].devices, *(a.device for a in fragment.args))),
             dtypes=_dtypes(nodes),
+            calls_others=any(is_foreign(node.target) for node in nodes.calls),
             normalised=self.traced[k].normalised,
         )
 
@@ -488,8 +494,7 @@ def _ancestors(nodes: "Iterable[fx.Node]") -> "set[fx.Node]":
     found: set[fx.Node] = set()
     todo = list(nodes)
     while todo:
-        node = todo.pop()
-        if node not in found:
+        if (node := todo.pop()) not in found:
             found.add(node)
             todo += node.all_input_nodes
     return found

@@ -49,8 +49,8 @@ class CaptureOptions:
 
 @dataclass(frozen=True, slots=True)
 class BoundOp:
-    """Says how to run one op. Exactly one of `node`, `input_index`, `state`, `parameters`, `input_gradient`, `outputs` and `tangents` is
-    set."""
+    """Says how to run one op. At most one of `node`, `input_index`, `state`, `parameters`, `input_gradient`, `outputs` and `tangents` is
+    set: none where nothing is returned."""
 
     node: "fx.Node | None" = None
     """An aten call."""

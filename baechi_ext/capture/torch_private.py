@@ -190,6 +190,13 @@ def draws(node: "fx.Node") -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and arguments_by_name(node).get(rate) != 0
 
 
+def is_foreign(target: Any) -> bool:
+    """True for ops of another library than torch's and ours, and for those that take functions, as torch.cond: nobody says whether they
+    draw random numbers."""
+    namespace = getattr(target, "namespace", None) or str(getattr(target, "_qualified_op_name", "")).partition("::")[0]
+    return namespace not in ("", "aten", "prim", "prims", "baechi")
+
+
 def tree_flatten(value: Any) -> tuple[list[Any], Any]:
     """The leaves of nested containers, and what puts them together again with `tree_unflatten`."""
     import torch
@@ -335,6 +342,8 @@ def dispatched(handle: Callable[[Any, Any, Any, dict[str, Any]], Any]) -> Iterat
         from torch.utils._python_dispatch import TorchDispatchMode
 
     class Mode(TorchDispatchMode):
+        supports_higher_order_operators = True
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return handle(func, types, args, kwargs or {})
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from baechi_ext.capture.parts import Parts
 from baechi_ext.capture.torch_joint import Binding
-from baechi_ext.capture.torch_private import dispatched
+from baechi_ext.capture.torch_private import dispatched, is_foreign
 from baechi_ext.errors import ParityError
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
@@ -356,6 +356,8 @@ class Masks:
         tagged = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and func is not torch.ops.aten.native_dropout.default
         before = RandomState() if tagged else None
         result = func(*args, **kwargs)
+        if is_foreign(func):
+            self.are_all = False
         if func is _BERNOULLI:
             self._drawn.append(result.clone())
         elif _drops(func, args):

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from baechi_ext.capture.module_names import name_in_frame
+from baechi_ext.capture.torch_autocast import Autocast
 from baechi_ext.capture.torch_dynamo import source_of
 from baechi_ext.capture.torch_fragments import CapturedCall, CapturedFragment, Fragment, capture_fragments
 from baechi_ext.capture.torch_joint import CaptureOptions
+from baechi_ext.capture.torch_private import is_foreign
 from baechi_ext.errors import CaptureError
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.measure.comparator import SHARE
@@ -29,8 +31,9 @@ MANY_OPS = 1000
 """Capturing takes milliseconds an op, so a fragment of more is looked at before."""
 TINY_OP_US = 50.0
 """Ops that are so short on a CPU gain nothing from other devices: starting one there takes as long."""
-Given = tuple[fx.GraphModule, Sequence[Any], dict[int, tuple[int, int]]]
-"""A fragment's graph, its arguments, and those of them that other fragments of the call make: (which one, which of its outputs)."""
+Given = tuple[fx.GraphModule, Sequence[Any], dict[int, tuple[int, int]], Autocast]
+"""A fragment's graph, its arguments, those of them that other fragments of the call make, (which one, which of its outputs), and the
+autocast around it; none: that of now."""
 
 
 @dataclass
@@ -95,9 +98,11 @@ Parts = int | Sequence[float]
 
 def captured_call(request: TrainRequest, given: Sequence[Given], name: str, module: nn.Module | None, parts: Parts = 1) -> TrainingCall:
     """A call of that name, captured from its fragments; of a module, if there is one. See `call_of_fragments`. Raises CaptureError."""
-    for _, args, _ in given:
+    for _, args, *_ in given:
         _require_plain_tensors(args)
-    fragments = tuple(Fragment(graph, tuple(args), argument_names(graph, args, module), links) for graph, args, links in given)
+    fragments = tuple(
+        Fragment(graph, tuple(args), argument_names(graph, args, module), links, autocast) for graph, args, links, autocast in given
+    )
     return call_of_fragments(request, fragments, name, parts)
 
 
@@ -158,6 +163,14 @@ def require_kept_activations(graph: fx.GraphModule) -> None:
             "it computes activations once more in its backward pass (torch.utils.checkpoint): a plan would keep them, and a graph would "
             "draw other random numbers"
         )
+
+
+def require_results_read(graph: fx.GraphModule) -> None:
+    """Raise CaptureError for a graph that calls an op for what it does besides its result, as a user's op that logs: a plan holds what is
+    computed alone."""
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and not node.users and is_foreign(node.target) and node.target.namespace != "higher_order":
+            raise CaptureError(f"it calls {node.target} for something else than its result, which a plan would leave out")
 
 
 def why_too_small(plain_us: float, values: Iterable[Any], args: Iterable[Any] = ()) -> str:

@@ -128,6 +128,6 @@ def _captured(log: Sequence[NotedFragment], module: nn.Module, request: TrainReq
     given: list[Given] = []
     for number, noted in enumerate(trained):
         links = {i: made[id(a)] for i, a in enumerate(noted.args) if id(a) in made}
-        given.append((noted.graph, tuple(leaf_of(a) if i not in links else a for i, a in enumerate(noted.args)), links))
+        given.append((noted.graph, tuple(leaf_of(a) if i not in links else a for i, a in enumerate(noted.args)), links, ()))
         made |= {id(v): (number, i) for i, v in enumerate(noted.values)}
     return captured_call(request, given, type(module).__name__, module)

@@ -1,24 +1,31 @@
 """The fragments of a module's calls, from the first time that one runs until it is placed, and how a session is to place them."""
 
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
+from baechi_ext.capture.torch_autocast import Autocast, autocast_now
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.measure.turns import PLACED, Turns
-from baechi_runtime.torch.calls.capturing import TrainingCall
+from baechi_runtime.torch.calls.capturing import TrainingCall, leaf_of, why_too_small
 from baechi_runtime.torch.calls.placed_function import LoadedFragment
 from baechi_runtime.torch.calls.recording import CallRecorder
 from baechi_runtime.torch.calls.search_process import Search
 from baechi_runtime.torch.calls.verify import Verification
 from baechi_runtime.torch.calls.workers import Workers
 from baechi_runtime.torch.threads.executor import ThreadExecutor
+
+Made = tuple["weakref.ref[Tensor]", int, int]
+"""A tensor that a fragment returned, the fragment's id, and the number of the output."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +71,31 @@ class LiveFragment:
     """The reason that it can't gain; empty where it may."""
     counted: tuple[int, ...] = ()
     """Arguments whose changes autograd counts."""
+    autocast: Autocast = ()
+    """Autocast around it."""
 
     def __call__(self, *args: Any) -> Any:
         return self.run(self, args)
+
+    def run_first(self, args: Sequence[Any], made: dict[int, Made]) -> Sequence[Any]:
+        """Run it as it is, and note what it is given, and what of that it changes. `made`, by their ids, are the tensors that fragments of
+        the call have returned, to which it adds its own."""
+        self.example, self.autocast = tuple(leaf_of(a) for a in args), autocast_now()
+        found = ((i, a, made.get(id(a))) for i, a in enumerate(args))
+        self.links = {i: source[1:] for i, a, source in found if source is not None and source[0]() is a}
+        begun = time.perf_counter()
+        versions = [a._version if isinstance(a, Tensor) else 0 for a in args]
+        try:
+            values: Sequence[Any] = self.graph(*args)
+        except BaseException:
+            self.forget()  # the script may go on after that: the next call is the first one
+            raise
+        if not torch.is_grad_enabled():
+            self.why_not = "it leaves gradients switched off"
+        self.too_small = why_too_small((time.perf_counter() - begun) * 1e6, values, args)
+        self.counted = tuple(i for i, a in enumerate(args) if isinstance(a, Tensor) and a._version != versions[i])
+        made |= {id(v): (weakref.ref(v), id(self), i) for i, v in enumerate(values) if isinstance(v, Tensor)}
+        return values
 
     def end(self) -> None:
         """Let go of its programs: it runs placed no more. Calls under way have their own hold of them."""

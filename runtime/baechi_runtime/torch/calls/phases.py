@@ -13,13 +13,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from baechi_ext.capture.torch_autocast import without_autocast
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_ext.capture.torch_private import dense_parts, no_view
 from baechi_ext.simulate import Timeline
 from baechi_runtime.measure.recording import NotedTimes
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.torch.calls.capturing import CallStep
-from baechi_runtime.torch.lowering.autocast import without_autocast
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Lowering, Slots, StepContext
 from baechi_runtime.torch.lowering.program import in_phases

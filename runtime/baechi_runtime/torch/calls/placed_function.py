@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baechi_ext.capture.torch_autocast import autocast_now, under
 from baechi_ext.capture.torch_fragments import CapturedFragment
 from baechi_ext.capture.torch_private import are_batched, backward_again, backward_pass, outside_vmap, reaches
 from baechi_ext.errors import BaechiError, CaptureError
@@ -80,8 +81,7 @@ class _Call:
         self.random: Tensor | None = None
         """The generator's state before the call, where it draws random numbers."""
         self.apart = _Apart(loaded.part)
-        kinds = ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)
-        self.autocast = [(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds]
+        self.autocast = autocast_now()
 
     def forward(self) -> list[Tensor]:
         part, args = self.loaded.part, self.args
@@ -111,21 +111,36 @@ class _Call:
         if casts or torch.is_grad_enabled() or self.apart.asked_for or are_batched(tangents):
             gradients: Gradients = self._unplaced(tangents, recorded=torch.is_grad_enabled())
         else:
-            try:
-                gradients = self._gradients(tangents, heads)
-            except BaechiError as e:
-                if self.loaded.failed is None:
-                    raise
-                gradients = self._unplaced(tangents, recorded=False)
-                self.loaded.failed(e)
-            else:
-                if self.check is not None:
-                    gradients = self.check(tangents, gradients)
+            gradients = self._compared(tangents, heads)
         if not backward_again():
             self._gone |= heads
             if len(self._gone) == len(self.loaded.part.heads):
                 self._let_go()
         return [gradients.get(i) for i in self.wanted]
+
+    def _compared(self, tangents: Sequence[Tensor | None], heads: set[frozenset[int]]) -> Gradients:
+        """The gradients, checked where they are to be; unplaced ones where that fails. Either draws the same random numbers, if any."""
+        device = self.loaded.part.draws_on
+        before = None if device is None else state_of(device)
+        try:
+            gradients: Gradients = self._gradients(tangents, heads)
+        except BaechiError as e:
+            if self.loaded.failed is None:
+                raise
+            if device is not None and before is not None:
+                set_state(device, before)
+            gradients = self._unplaced(tangents, recorded=False)
+            self.loaded.failed(e)
+            return gradients
+        if self.check is None:
+            return gradients
+        if device is None or before is None or torch.equal(before, after := state_of(device)):
+            return self.check(tangents, gradients)
+        set_state(device, before)
+        try:
+            return self.check(tangents, gradients)
+        finally:
+            set_state(device, after)
 
     def _heads_of(self, tangents: Sequence[Tensor | None]) -> set[frozenset[int]]:
         """The heads that gradients come to. Raises RuntimeError where what one read is freed."""
@@ -161,8 +176,7 @@ class _Call:
         buffers = {i: self._before.get(i, self.args[i]).detach().clone() for i in written}
         args = [buffers.get(i, a) for i, a in enumerate(self.args)]
         with torch.enable_grad(), outside_vmap(), ExitStack() as stack:
-            for state in self.autocast:
-                stack.enter_context(torch.autocast(*state))
+            stack.enter_context(under(self.autocast))
             if self.random is not None and (device := self.loaded.part.draws_on) is not None:
                 stack.enter_context(drawing_from(self.random, device))
             return self.loaded.part.outputs_among(self.loaded.graph(*args))

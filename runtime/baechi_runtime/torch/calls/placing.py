@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from baechi_ext.capture.torch_autocast import without_autocast
 from baechi_ext.capture.torch_counts import with_counts
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_ext.cost import scale_links
@@ -26,7 +27,6 @@ from baechi_runtime.torch.calls.experience import plan_key
 from baechi_runtime.torch.calls.plan_cache import KeptPlan, find_plan, keep_plan
 from baechi_runtime.torch.calls.search_process import Search, is_serializable, plan_to_json
 from baechi_runtime.torch.cluster import find_cluster
-from baechi_runtime.torch.lowering.autocast import without_autocast
 from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.processes.executor import Executor
 from baechi_runtime.torch.profiler import QUICK

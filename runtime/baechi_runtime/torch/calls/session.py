@@ -44,13 +44,12 @@ from baechi_runtime.torch.calls.capturing import (
     TrainingCall,
     call_of_fragments,
     captured_call,
-    leaf_of,
     limits_of,
     require_kept_activations,
-    why_too_small,
+    require_results_read,
 )
 from baechi_runtime.torch.calls.experience import Experience, Verdict
-from baechi_runtime.torch.calls.fragments import LiveFragment, PlacedGroup, Prepared, Settings
+from baechi_runtime.torch.calls.fragments import LiveFragment, Made, PlacedGroup, Prepared, Settings
 from baechi_runtime.torch.calls.placed_function import LoadedFragment
 from baechi_runtime.torch.calls.placing import KEPT, begin_search, place_alike, place_call
 from baechi_runtime.torch.calls.recording import CallRecorder
@@ -116,7 +115,7 @@ class Session:
         """Those that did."""
         self._aside: Prepared | None = None
         """The call whose plan is searched for in another process; there is one search in a session."""
-        self._made: dict[int, tuple[Any, int, int]] = {}
+        self._made: dict[int, Made] = {}
         """id of a tensor -> (weak reference to it, the waiting fragment that returned it, which output)."""
 
     def backend(self, graph: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
@@ -125,6 +124,7 @@ class Session:
         module = self.module()
         try:
             require_kept_activations(graph)
+            require_results_read(graph)
             require_uncaught(graph)
         except CaptureError as e:
             self._refuse(skip_frame, e)
@@ -249,19 +249,9 @@ class Session:
         if any(isinstance(a, Tensor) and a.is_inference() for a in args):
             self.give_up(CaptureError("a call takes a tensor of torch.inference_mode(), whose changes nobody counts"), [fragment])
             return self.run_plain(fragment, args, fragment.why_not)
-        fragment.example = tuple(leaf_of(a) for a in args)
-        fragment.order = len([f for f in self.fragments if f.example is not None])
+        fragment.order = len([f for f in self.fragments if f.example is not None]) + 1
         fragment.call = self.calls
-        made = ((i, a, self._made.get(id(a))) for i, a in enumerate(args))
-        fragment.links = {i: found[1:] for i, a, found in made if found is not None and found[0]() is a}
-        begun = time.perf_counter()
-        versions = [a._version if isinstance(a, Tensor) else 0 for a in args]
-        values = fragment.graph(*args)
-        if not torch.is_grad_enabled():
-            fragment.why_not = "it leaves gradients switched off"
-        fragment.too_small = why_too_small((time.perf_counter() - begun) * 1e6, values, args)
-        fragment.counted = tuple(i for i, a in enumerate(args) if isinstance(a, Tensor) and a._version != versions[i])
-        self._made |= {id(v): (weakref.ref(v), id(fragment), i) for i, v in enumerate(values) if isinstance(v, Tensor)}
+        values = fragment.run_first(args, self._made)
         self.count_plain(_FIRST)
         return values
 
@@ -327,7 +317,7 @@ class Session:
         number = {id(f): k for k, f in enumerate(members)}
         given: list[Given] = []
         for f, args in zip(members, arguments, strict=True):
-            given.append((f.graph, args, {i: (number[s], o) for i, (s, o) in f.links.items() if s in number}))
+            given.append((f.graph, args, {i: (number[s], o) for i, (s, o) in f.links.items() if s in number}, f.autocast))
         with progress(f"capturing a training call of {self.name}"):
             call = captured_call(self.settings.request, given, self.name, self.module(), self._parts or 1)
         if not any(part.trains for part in call.captured.fragments):

@@ -44,7 +44,7 @@ def put_back(module: nn.Module) -> Iterator[None]:
         for owner, training, buffers in kept:
             owner.training = training
             for name, buffer in buffers.items():
-                setattr(owner, name, buffer)
+                owner._buffers[name] = buffer
         for buffer, value in values:
             buffer.data.copy_(value)
 
@@ -132,14 +132,17 @@ def verified_run(
     Where they differ, or the placed call fails, `go_on` is told, which raises where going on unplaced is not wanted; then arguments and
     generators are as before the call, and it is run as it is. Where gradients differ, those of the unplaced call are used.
     """
-    begun = time.monotonic()
-    part = loaded.part
-    before = None if part.draws_on is None else RandomState()  # which another thread, that makes batches, may draw from now
+    begun, part = time.monotonic(), loaded.part
+    before = RandomState() if part.draws_on is not None or part.calls_others else None  # another thread, that makes batches, may draw now
     kept = {i: args[i].detach().clone() for i in part.written}
     shadows = [kept[i].clone() if i in kept else a.detach().requires_grad_(a.requires_grad) for i, a in enumerate(args)]
     exact = _Doubles(loaded, args, kept, is_wanted=goes_by_doubles(args, verification.tolerance))
-    with one_thread(), torch.enable_grad(), exact.noting_masks():
-        expected = loaded.graph(*shadows)
+    try:
+        with one_thread(), torch.enable_grad(), exact.noting_masks():
+            expected = loaded.graph(*shadows)
+    except Exception:  # noqa: BLE001 - whatever it is, the user's own call raises it, behind the changes that were made before
+        restore(args, {}, before)
+        return loaded.graph(*args)
     after, outputs = None if before is None else RandomState(), part.outputs_among(expected)
     if before is not None:
         before.restore()

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from baechi_ext.capture.torch_autocast import without_autocast
 from baechi_ext.capture.torch_fragments import OUTPUTS, CapturedCall
 from baechi_ext.capture.torch_private import dense_parts, no_view
 from baechi_ext.errors import BaechiError, ExecutionError, OptionError, ParityError, first_line
@@ -37,7 +38,6 @@ from baechi_runtime.torch.calls.capturing import CallStep
 from baechi_runtime.torch.calls.graphed import GraphedFragment
 from baechi_runtime.torch.calls.phases import PhasedFragment, Phases
 from baechi_runtime.torch.calls.placing import place_call
-from baechi_runtime.torch.lowering.autocast import without_autocast
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers
 from baechi_runtime.torch.lowering.op_error import explained
 from baechi_runtime.torch.lowering.ops import LoweredProgram, Slots, StepContext
@@ -250,7 +250,8 @@ def _laid_out(value: Tensor, like: Tensor, *, is_new: bool) -> Tensor:
 
 def _checksums(tensors: Iterable[Tensor]) -> list[int]:
     """A checksum of each tensor's content."""
-    return [zlib.crc32(t.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data) if t.numel() else 0 for t in tensors]
+    stored = (t.detach().resolve_conj().resolve_neg().contiguous() for t in tensors)
+    return [zlib.crc32(t.reshape(-1).view(torch.uint8).numpy().data) if t.numel() else 0 for t in stored]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import fx
 
 from baechi_ext.capture.torch_joint import Binding, BoundOp
 from baechi_ext.capture.torch_private import as_if_recording
-from baechi_ext.errors import BaechiError, ExecutionError
+from baechi_ext.errors import BaechiError
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.devices import TorchDevice
@@ -247,12 +247,10 @@ class Lowering:
         key = self.context.binding.state_names[bound.parameters[0]] if bound.parameters else bound.input_gradient
         if key is not None:
             return self._hand_over_gradient(bound, key)
-        if bound.outputs:
-            return self._hand_over_outputs(bound)
         if bound.tangents:
             return self._take_tangents(bound)
-        if bound.node is None:
-            raise ExecutionError(f"op {self.context.graph.ops[v].id!r} is bound to nothing that can run")
+        if bound.node is None:  # the end of a pass that may return nothing but what it was given
+            return self._hand_over_outputs(bound)
         if isinstance(bound.node.meta["val"], (tuple, list)):
             return self._call(bound.node, {int(key[1].rsplit(":", 1)[1]): self._slot_of_key(key) for key in self._keys_of.get(v, ())})
         return self._call(bound.node)
