@@ -212,7 +212,7 @@ class Verified(Struct, frozen=True):
     """Calls that ran placed."""
     last: int
     """The number of the last one that was compared."""
-    max_rel_diff: Number | None
+    max_rel_diff: Number | None = None
     """None: infinite."""
     rounding: list[str] = []
     """Results and variables that rounding alone decides, and that may therefore differ."""

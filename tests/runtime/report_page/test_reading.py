@@ -1,14 +1,16 @@
 """Reports of older versions are read, and none of their fields has another name or shape today."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import inspect
 
 from baechi_ext.errors import FileError
 from baechi_runtime.report.reading import read, report_of_run
-from baechi_runtime.report.report import Comparison, Report, Script, Sharded, Step, Training
+from baechi_runtime.report.report import Call, Comparison, Report, Script, Sharded, Step, Training, Verified
 from tests.docs.report_schema import require_reported
 
 OLDER: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "older_reports.json").read_text(encoding="utf-8"))
@@ -36,3 +38,27 @@ def test_reports_of_older_versions(name: str, kind: type[Report]) -> None:
 def test_a_report_of_another_kind_is_refused() -> None:
     with pytest.raises(FileError, match=r"report.json: Invalid value 'baechi plan' - at `\$.kind`; write it again with baechi train --out"):
         report_of_run({"kind": "baechi plan"}, Path("report.json"))
+
+
+def test_a_difference_that_is_infinite_is_read_back() -> None:
+    """It is written as null, as that of a call whose shapes differ."""
+    report = Script(modules=[Call(module="Net", verification=Verified(steps=2, of=5, last=4))])
+    assert report.to_json()["modules"][0]["verification"]["max_rel_diff"] is None
+    assert report_of_run(report.to_json(), Path("report.json")) == report
+
+
+def fields_in(of: inspect.Type) -> Iterator[inspect.Field]:
+    """The fields of all structs that a value of this type may hold."""
+    if isinstance(of, inspect.StructType):
+        yield from of.fields
+    found = [getattr(of, name) for name in ("item_type", "value_type") if hasattr(of, name)]
+    for part in (*found, *getattr(of, "types", ()), *(field.type for field in getattr(of, "fields", ()))):
+        yield from fields_in(part)
+
+
+@pytest.mark.parametrize("kind", [Comparison, Script, Sharded, Step, Training])
+def test_what_may_be_null_may_be_left_out(kind: type[Report]) -> None:
+    """Readers take the one for the other."""
+    fields = list(fields_in(inspect.type_info(kind)))
+    assert len(fields) > 30
+    assert [field.name for field in fields if field.required and getattr(field.type, "includes_none", False)] == []
