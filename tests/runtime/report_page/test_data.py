@@ -334,3 +334,16 @@ def test_the_verdict_on_a_script(run: RunFolder, changes: dict[str, Any], tone: 
     figures = changed_headline(run, {**script, **changes, **once})["figures"]
     assert {"label": "eager, one thread", "value": "20 us", "detail": "1 step"} in figures
     assert [fact for fact in top["facts"] if fact[0] == "also placed"] == [("also placed", f"Judge: baechi report {run.path / 'placed_2'}")]
+
+
+def test_the_prediction_of_a_script_is_compared_with_the_call_and_not_with_its_loop(run: RunFolder) -> None:
+    """The recorded call is 1.25 times as long as predicted; a step of the loop ten times."""
+    samples = {"placed": {"samples": [10 * run.timeline.makespan_us] * 8}}
+    figures = changed_headline(run, {"unplaced": "eager, one thread", "measured_step_us": samples})["figures"]
+    detail = {figure["label"]: figure["detail"] for figure in figures}
+    assert detail["measured step"].endswith(", 8 steps; with all else that the script's loop does")
+    assert detail["recorded call"] == "the one in the timeline; prediction 20.0% too low"
+    figures = changed_headline(run, {"measured_step_us": samples})["figures"]
+    detail = {figure["label"]: figure["detail"] for figure in figures}
+    assert detail["measured step"].endswith("prediction 90.0% too low")
+    assert "recorded call" not in detail

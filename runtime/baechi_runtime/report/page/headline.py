@@ -1,6 +1,7 @@
 """The top of a run's page: the verdict, the step's times side by side, and how the run was made."""
 
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 from baechi_ext.cost import attach_costs
@@ -42,9 +43,8 @@ def _figures(run: RunFolder, report: Run) -> list[dict[str, str]]:
     step, bound = run.timeline.makespan_us, run.plan.lower_bound_us
     above = f"{step / bound - 1:.1%} above the lower bound of {as_time(bound)}" if bound else "no lower bound"
     figures = [figure("predicted step", as_time(step), above)]
-    measured, unplaced = report.measured, _unplaced(report) or "plain eager"
-    if measured is not None and measured.median:
-        figures.append(figure("measured step", as_time(measured.median), f"{_spread(measured)}; {prediction_error(step, measured.median)}"))
+    figures += _measured(run, report)
+    unplaced = _unplaced(report) or "plain eager"
     if isinstance(report, Step) and (eager := report.measured_step_us.get("eager")) is not None:
         figures.append(figure(unplaced, as_time(eager.median), _spread(eager)))
     for label, gain, predicted in (
@@ -56,6 +56,18 @@ def _figures(run: RunFolder, report: Run) -> list[dict[str, str]]:
             figures.append(figure(label, f"{gain.median:.2f} times as fast", f"{interval_text(gain, report.error)}{expected}"))
     moved = f"{len(run.timeline.transfers)} transfers a step"
     return [*figures, figure("moved", as_size(run.timeline.bytes_moved), moved)]
+
+
+def _measured(run: RunFolder, report: Run) -> Iterator[dict[str, str]]:
+    """The placed step as it was timed, beside the prediction. Steps of a script are rounds of its loop, with all that goes on between calls,
+    and the prediction is of the call: of that one is recorded."""
+    steps, predicted_us, is_script = report.measured, run.timeline.makespan_us, bool(_unplaced(report))
+    if steps is not None and steps.median:
+        beside = "with all else that the script's loop does" if is_script else prediction_error(predicted_us, steps.median)
+        yield figure("measured step", as_time(steps.median), f"{_spread(steps)}; {beside}")
+    if is_script and run.measured is not None and run.measured.wall_us:
+        call_us = run.measured.wall_us
+        yield figure("recorded call", as_time(call_us), f"the one in the timeline; {prediction_error(predicted_us, call_us)}")
 
 
 def figure(label: str, value: str, detail: str) -> dict[str, str]:
