@@ -148,6 +148,22 @@ def test_the_verdict_comes_before_the_tables(capsys: pytest.CaptureFixture[str])
     )
 
 
+@pytest.mark.parametrize(("steps", "interval"), [(5, "range"), (6, "95% interval")])
+def test_few_steps_have_a_range_and_no_interval(steps: int, interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+    step(replace(IN_TURN, samples={name: Samples(samples.us[:steps]) for name, samples in IN_TURN.samples.items()})).print()
+    assert capsys.readouterr().out.splitlines()[2].split("eager")[1].strip() == interval
+
+
+@pytest.mark.parametrize(("noisy", "doubted"), [("eager", True), ("single", False)])
+def test_the_ratio_that_the_verdict_is_on_must_not_be_too_wide(noisy: str, doubted: bool) -> None:
+    """The noise of a step that the verdict says nothing of does not count."""
+    found = step(replace(IN_TURN, samples={**IN_TURN.samples, noisy: Samples((200.0, 300.0) * 4)})).report()
+    assert found.doubts == ["the ratio's interval is 40% wide (more than 15%)"] * doubted
+    assert found.conclusive == (not doubted)
+    compiled = step(replace(IN_TURN, samples={**IN_TURN.samples, "torch.compile": Samples((140.0, 220.0) * 4)})).report()
+    assert compiled.doubts == ["the ratio's interval is 44% wide (more than 15%)"]
+
+
 def test_steps_of_a_script_are_compared_apart() -> None:
     """Unpaired, and with what is missing as null; there is no step of one device's program."""
     few = calls(samples=samples_by_name(placed=[150.0] * 3))

@@ -59,7 +59,7 @@ def test_a_machine_that_slows_down_for_a_while_slows_both_kinds_of_a_block() -> 
 
 def quiet(placed: tuple[float, ...], **changes: object) -> Measurement:
     fields = {
-        "samples": {"single": Samples((2.0,) * len(placed)), "placed": Samples(placed)},
+        "samples": {"eager": Samples((2.0,) * len(placed)), "placed": Samples(placed)},
         "busy_us": {"placed": (1.0, 1.0)},
         "load_of_others": 0.01,
         "oversubscribed": False,

@@ -18,7 +18,7 @@ from baechi_runtime.drivers.ranking import Engine
 from baechi_runtime.drivers.train_request import TrainRequest, refuse
 from baechi_runtime.files.run_folder import method_plan
 from baechi_runtime.measure.parity_result import Parity
-from baechi_runtime.measure.samples import NOISY_SPREAD, Measurement, Ratio, Samples, enough_samples
+from baechi_runtime.measure.samples import ERROR, NOISY_SPREAD, Measurement, Ratio, Samples, enough_samples
 from baechi_runtime.report.findings import Findings, load_text
 from baechi_runtime.report.report import COMPILED, SINGLE, Method, ParityCheck, PerDevice, Variant
 from baechi_runtime.report.report import Comparison as ComparisonReport
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 """The method that looks among all ways."""
-ERROR = 0.05
 _WIDTH = 170
 UNPLACED = "eager"
 """The name that `measure` gives the unplaced step."""

@@ -17,9 +17,9 @@ Number = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 NOISY_LOAD = 0.10
 """Others taking more than this share of the cores spoil a measurement."""
 NOISY_SPREAD = 0.15
-"""So does a 95% interval of the median ratio wider than this share of the ratio."""
-ENOUGH, TOO_FEW = 6, "fewer than 6 steps were measured"
-_ERROR = 0.05
+"""So does an interval of the median ratio wider than this share of the ratio."""
+ERROR = 0.05
+"""The share of cases in which an interval may miss what it is of: those of 95%."""
 
 
 class Samples(Struct, frozen=True):
@@ -60,13 +60,13 @@ class Ratio(Struct, frozen=True):
     high: Number
 
     @classmethod
-    def of(cls, slow: Samples, fast: Samples, error: float = _ERROR) -> "Ratio":
+    def of(cls, slow: Samples, fast: Samples, error: float = ERROR) -> "Ratio":
         ratios = sorted(a / b for a, b in zip(slow.us, fast.us, strict=True))
         rank = _sign_test_rank(len(ratios), error)
         return cls(statistics.median(ratios), ratios[rank], ratios[-1 - rank])
 
     @classmethod
-    def unpaired(cls, slow: Samples, fast: Samples, error: float = _ERROR) -> "Ratio":
+    def unpaired(cls, slow: Samples, fast: Samples, error: float = ERROR) -> "Ratio":
         """The ratio of the medians of samples that were not taken in turn; its interval is from theirs, which hold together."""
         slow_us, fast_us = sorted(slow.us), sorted(fast.us)
         i, j = _sign_test_rank(len(slow_us), error / 2), _sign_test_rank(len(fast_us), error / 2)
@@ -95,7 +95,21 @@ def enough_samples(error: float) -> int:
     return math.ceil(1 + math.log2(1 / error))
 
 
-ENOUGH_APART = enough_samples(_ERROR / 2)
+def too_wide(gain: Ratio | None) -> list[str]:
+    """The reason why a gain tells nothing where its interval is too wide; none where it is not, or nothing is known."""
+    if gain is None or gain.spread <= NOISY_SPREAD:
+        return []
+    return [f"the ratio's interval is {gain.spread:.0%} wide (more than {NOISY_SPREAD:.0%})"]
+
+
+def too_few(steps: int, error: float = ERROR) -> list[str]:
+    """The reason why so many pairs of steps tell nothing where they are too few for an interval; none where they are enough."""
+    least = enough_samples(error)
+    return [] if steps >= least else [f"fewer than {least} steps were measured"]
+
+
+ENOUGH = enough_samples(ERROR)
+ENOUGH_APART = enough_samples(ERROR / 2)
 """With fewer samples of either kind, not taken in turn, an interval of their ratio tells nothing for sure."""
 _OF_A_SCRIPT = ("eager", "placed")
 
@@ -165,9 +179,10 @@ class Measurement(Noise):
     def _timed(self, name: str) -> int:
         return len(self.samples[name].us) if name in self.samples else 0
 
-    def doubts(self) -> list[str]:
-        """Why nothing can be concluded from the times, one reason each; empty where something can."""
-        found, ratio = self.disturbances(), self.ratio("single") if self.in_turn else self.over_unplaced
+    def doubts(self, gain: Ratio | None = None) -> list[str]:
+        """Why nothing can be concluded from the times, one reason each; empty where something can. `gain`: the one of the verdict, if
+        not that over the unplaced step."""
+        found = self.disturbances()
         if not self.in_turn:
             unplaced, placed = map(self._timed, _OF_A_SCRIPT)
             if self.per_block and placed > 1 and not unplaced:  # in turns the second step is a plain one
@@ -176,11 +191,7 @@ class Measurement(Noise):
                 found.append(f"fewer than {ENOUGH_APART} plain steps were timed ({unplaced}); let the script take more steps")
             if placed < ENOUGH_APART:
                 found.append(f"fewer than {ENOUGH_APART} placed steps were timed ({placed})")
-        if ratio is not None and ratio.spread > NOISY_SPREAD:
-            found.append(f"the ratio's interval is {ratio.spread:.0%} wide (more than {NOISY_SPREAD:.0%})")
-        if self.in_turn and self._timed("placed") < ENOUGH:
-            found.append(TOO_FEW)
-        return found
+        return found + too_wide(gain or self.over_unplaced) + (too_few(self._timed("placed")) if self.in_turn else [])
 
     def reported(self) -> dict[str, Samples | None]:
         """The samples of every variant; None where nothing was timed."""

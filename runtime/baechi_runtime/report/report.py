@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field, to_builtins
 from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.measure.parity_result import Parity, in_json
-from baechi_runtime.measure.samples import Number, Ratio, Samples
+from baechi_runtime.measure.samples import ERROR, Number, Ratio, Samples
 
 if TYPE_CHECKING:
     from baechi_runtime.measure.link_probe import LinkProbe
@@ -167,7 +167,7 @@ class Run(Report, frozen=True, kw_only=True):
     @property
     def error(self) -> float:
         """The share of cases in which an interval may be wrong."""
-        return 0.05
+        return ERROR
 
 
 class Planned(Run, frozen=True, kw_only=True):
@@ -347,7 +347,7 @@ class Comparison(Run, frozen=True, kw_only=True, tag="baechi comparison"):
 
     methods: list[Method] = []
     unplaced: Variant | None = None
-    interval_error: Number = 0.05
+    interval_error: Number = ERROR
     recommended: str | None = None
     planned: str | None = None
     recommendation: str = ""
@@ -454,4 +454,9 @@ class Sharded(Run, frozen=True, kw_only=True, tag="baechi sharding report"):
     single_step_us: Samples | None = None
     whole: Strategy | None = None
     strategies: list[Strategy] = []
+    interval_error: Number = ERROR
     kendall_tau: Signed | None = None
+
+    @property
+    def error(self) -> float:
+        return self.interval_error

@@ -5,14 +5,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_runtime.measure.link_probe import LinkProbe
-from baechi_runtime.measure.samples import Measurement, Samples
+from baechi_runtime.measure.samples import Measurement, Samples, too_few
 from baechi_runtime.report.findings import PlanFindings, labelled, load_text, prediction_error
 from baechi_runtime.report.report import COMPILED, Checkpoint, ParityCheck, PerDevice, ProbedLink, Sides, Step, Training
 from baechi_runtime.report.tables import as_limit, as_range, as_size, as_time, share_of, show, table_of
-from baechi_runtime.report.verdict import line_of, step_verdict
+from baechi_runtime.report.verdict import decisive, line_of, step_verdict
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,9 +51,9 @@ class StepReport(_ModelReport):
     """The unplaced step's name in reports."""
 
     def report(self) -> Step:
-        measured, timeline, doubts = self.measurement, self.result.timeline, self.measurement.doubts()
+        measured, timeline = self.measurement, self.result.timeline
         measured_by = self.peaks_measured_by if self.peak_bytes else "none"
-        return Step(
+        found = Step(
             **self.planned(),
             **(self._over_one_device() if measured.in_turn else {"unplaced": self.unplaced}),
             predicted_step_us=Sides(single=self.predicted_single_us, placed=self.predicted_us),
@@ -63,9 +65,9 @@ class StepReport(_ModelReport):
             ),
             link_probe=None if self.probe is None else ProbedLink.of(self.probe),
             load_of_others=measured.load_of_others,
-            conclusive=not doubts,
-            doubts=doubts,
         )
+        doubts = measured.doubts(decisive(found)[0])
+        return structs.replace(found, conclusive=not doubts, doubts=doubts)
 
     def _over_one_device(self) -> dict[str, Any]:
         speedup, overhead = self.measurement.ratio("single"), self.measurement.ratio("single", "eager")
@@ -87,7 +89,8 @@ class StepReport(_ModelReport):
             times = predicted, as_time(samples.median), as_range(samples.us)
             return titles.get(name, name), *times, f"{ratio.median:.2f}", f"{ratio.low:.2f} to {ratio.high:.2f}"
 
-        names = ("step", "predicted", "measured", "min to max", "speed-up over eager", "95% interval")
+        interval = "range" if too_few(len(measured.samples["placed"].us)) else "95% interval"
+        names = ("step", "predicted", "measured", "min to max", "speed-up over eager", interval)
         return table_of(names, (row(name, samples) for name, samples in measured.samples.items()))
 
     def _devices(self) -> "Table":

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from baechi_runtime.measure.samples import Ratio
+from baechi_runtime.measure.samples import ERROR, Ratio, enough_samples
 from baechi_runtime.report.report import COMPILED, Run, Step, Strategy
 
 Verdict = dict[str, str]
@@ -18,8 +18,10 @@ def line_of(found: Verdict) -> str:
     return f"{found['large']}{': ' if found['tone'] == 'doubt' else '. '}{found['text']}" if found["large"] else found["text"]
 
 
-def interval_text(gain: Ratio, error: float = 0.05) -> str:
-    return f"{100 * (1 - error):.4g}% interval {gain.low:.2f} to {gain.high:.2f}"
+def interval_text(gain: Ratio, error: float = ERROR, steps: int | None = None) -> str:
+    """Of a gain by so few steps that they have no interval, their range."""
+    kind = f"{100 * (1 - error):.4g}% interval" if steps is None or steps >= enough_samples(error) else "range"
+    return f"{kind} {gain.low:.2f} to {gain.high:.2f}"
 
 
 def inconclusive(doubts: Sequence[str], advice: str) -> Verdict:
@@ -27,7 +29,7 @@ def inconclusive(doubts: Sequence[str], advice: str) -> Verdict:
     return verdict("doubt", "Inconclusive", f"{'; '.join(doubts)}. {advice}")
 
 
-def verdict_on(gain: Ratio, other: str, more: str = "", error: float = 0.05) -> Verdict:
+def verdict_on(gain: Ratio, other: str, more: str = "", error: float = ERROR) -> Verdict:
     """The verdict on a gain over another step that was measured; `more` is added."""
     large, interval = f"{gain.median:.2f} times as fast as {other}", interval_text(gain, error)
     if gain.low > 1:
@@ -38,7 +40,7 @@ def verdict_on(gain: Ratio, other: str, more: str = "", error: float = 0.05) -> 
 
 def step_verdict(report: Run, *, splits: bool, why_whole: str = "") -> Verdict | None:
     """The verdict on a measured step, whose plan `splits` it or says why not; None where nothing was measured that it gained on."""
-    gain, other = _decisive(report)
+    gain, other = decisive(report)
     if not splits:
         return verdict("plain", "Not split", f"The plan runs everything on one device{f': {why_whole}' if why_whole else ''}.")
     if report.doubts:
@@ -48,18 +50,23 @@ def step_verdict(report: Run, *, splits: bool, why_whole: str = "") -> Verdict |
     return None if gain is None else verdict_on(gain, other, error=report.error)
 
 
-def sharded_verdict(strategies: Sequence[Strategy], doubts: Sequence[str], bound: str = "") -> Verdict:
+def sharded_verdict(strategies: Sequence[Strategy], doubts: Sequence[str], bound: str = "", error: float = ERROR) -> Verdict:
     """The verdict on the fastest of steps that are split in several ways; `bound`, what holds the predicted one up, is added."""
-    measured = [(s.measured_step_us.median, s) for s in strategies if s.measured_step_us is not None]
-    if not measured:
+    best = fastest(strategies)
+    if best is None:
         return verdict("plain", "", f"This step is predicted, and was not measured.{bound}")
     if doubts:
         more = ", or with more --num_steps" if any(s.ratio for s in strategies) else ""  # a training has none, and knows no gain
         return inconclusive(doubts, f"Run it again on a quiet machine{more}.{bound}")
-    best = min(measured, key=lambda pair: pair[0])[1]
     if best.ratio is None:
         return verdict("plain", "", f"{best.name} has the shortest step; how it compares with the step not split is not known.{bound}")
-    return verdict_on(best.ratio, f"the step not split, with {best.name}", bound)
+    return verdict_on(best.ratio, f"the step not split, with {best.name}", bound, error)
+
+
+def fastest(strategies: Sequence[Strategy]) -> Strategy | None:
+    """The strategy with the least median step; None where none was measured."""
+    measured = [(s.measured_step_us.median, s) for s in strategies if s.measured_step_us is not None]
+    return min(measured, key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
 def compared(report: Run) -> tuple[Ratio | None, str]:
@@ -74,8 +81,9 @@ def compared(report: Run) -> tuple[Ratio | None, str]:
     return report.over_single, "one device"
 
 
-def _decisive(report: Run) -> tuple[Ratio | None, str]:
-    """As `compared`; but our program on one device where that alone is not beaten: what gains there is no split."""
+def decisive(report: Run) -> tuple[Ratio | None, str]:
+    """The gain that the verdict is on, and what it is over: as `compared`; but our program on one device where that alone is not beaten, as
+    what gains there is no split."""
     gain, other = compared(report)
     if gain is not None and report.over_single is not None and report.over_single.low <= 1 < gain.low:
         return report.over_single, "our program on one device"

@@ -6,13 +6,14 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 
-from baechi_runtime.measure.samples import ENOUGH, TOO_FEW, Noise, Ratio, Samples
+from baechi_runtime.measure.samples import ERROR, Noise, Ratio, Samples, too_few, too_wide
 from baechi_runtime.report.findings import Findings, labelled
 from baechi_runtime.report.report import SentBy, Sharded, Strategy
 from baechi_runtime.report.sharded_summary import facts_of
 from baechi_runtime.report.tables import as_range, as_size, as_time, show, table_of
-from baechi_runtime.report.verdict import line_of, sharded_verdict
+from baechi_runtime.report.verdict import fastest, line_of, sharded_verdict
 from baechi_runtime.sharding.counts import Traffic
 from baechi_runtime.sharding.forecast import Forecast
 
@@ -23,15 +24,13 @@ WHOLE = "not split"
 """The name of the step that every process runs whole."""
 
 
-def strategy_of(forecast: Forecast, samples: Samples, single: Samples | None, traffic: Traffic, **known: Any) -> Strategy:
-    """The report of a strategy that was run; `traffic` is what each process sends in a step. `single`: the steps that are not split, taken
-    in turn with these; None where they were not. `known`: its other fields."""
+def strategy_of(forecast: Forecast, samples: Samples, traffic: Traffic, **known: Any) -> Strategy:
+    """The report of a strategy that was run; `traffic` is what each process sends in a step. `known`: its other fields."""
     return Strategy(
         **known,
         predicted_step_us=forecast.step_us,
         predicted_parts_us=forecast.parts,
         measured_step_us=samples,
-        ratio=None if single is None else Ratio.of(single, samples),
         sent_bytes=traffic.sent_bytes,
         collectives=dict(traffic.calls),
         sent=SentBy(predicted=None if forecast.traffic is None else forecast.traffic.by_kind(), counted=traffic.by_kind()),
@@ -39,11 +38,16 @@ def strategy_of(forecast: Forecast, samples: Samples, single: Samples | None, tr
     )
 
 
-def sharded_of(whole: Strategy, strategies: Sequence[Strategy], noise: Noise, **known: Any) -> Sharded:
-    """The report of the step that every process runs whole, and of those that are split, with why they are too noisy to compare. `known`:
-    its other fields."""
-    single = whole.measured_step_us
-    few = [TOO_FEW] if whole.ratio is not None and single is not None and len(single.us) < ENOUGH else []
+def sharded_of(whole: Strategy, strategies: Sequence[Strategy], noise: Noise, *, in_turn: bool, **known: Any) -> Sharded:
+    """The report of the step that every process runs whole, and of those that are split, with why they are too noisy to compare; they are
+    compared where they were taken in turn, with intervals that hold together (Bonferroni), as the best is picked by the same samples.
+    `known`: its other fields."""
+    single, error = whole.measured_step_us, ERROR / max(len(strategies), 1)
+    doubts = noise.disturbances()
+    if in_turn and single is not None:
+        whole, *strategies = (_compared(s, single, error) for s in (whole, *strategies))
+        best = fastest(strategies)
+        doubts += too_wide(None if best is None else best.ratio) + too_few(len(single.us), error)
     us = [(s.predicted_step_us or 0.0, s.measured_step_us.median) for s in strategies if s.measured_step_us is not None]
     return Sharded(
         **known,
@@ -51,10 +55,16 @@ def sharded_of(whole: Strategy, strategies: Sequence[Strategy], noise: Noise, **
         single_step_us=single,
         whole=whole,
         strategies=list(strategies),
+        interval_error=error,
         kendall_tau=kendall_tau([predicted for predicted, _ in us], [measured for _, measured in us]),
         load_of_others=noise.load_of_others,
-        doubts=[*noise.disturbances(), *few],
+        doubts=doubts,
     )
+
+
+def _compared(strategy: Strategy, single: Samples, error: float) -> Strategy:
+    steps = strategy.measured_step_us
+    return structs.replace(strategy, ratio=None if steps is None else Ratio.of(single, steps, error))
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ class ShardReport(Findings):
     def lines(self) -> Iterator[str]:
         """The verdict, and the facts behind it."""
         report = self.sharded
-        yield line_of(sharded_verdict(report.strategies, report.doubts or ()))
+        yield line_of(sharded_verdict(report.strategies, report.doubts or (), error=report.error))
         yield from (labelled(*fact) for fact in facts_of(report))
         yield from (labelled("note", note) for note in report.notes)
         for s in report.strategies:

@@ -114,11 +114,11 @@ def reported(backend: ShardBackend, captured: Whole, forecast: Forecast, strateg
         samples, losses = _trained(request.model, loaded, request.run)
         share = load.share()
     unsplit = measurement.samples[UNPLACED]
-    single = unsplit if request.run is None else None  # steps that were not taken in turn are not compared
     return sharded_of(
-        _reported(backend, whole, unsplit, single),
-        [_reported(backend, strategy, samples[name], single, losses.get(name, ())) for name, strategy in strategies.items()],
+        _reported(backend, whole, unsplit),
+        [_reported(backend, strategy, samples[name], losses.get(name, ())) for name, strategy in strategies.items()],
         Noise(share, measurement.oversubscribed),
+        in_turn=request.run is None,
         model=request.model,
         num_devices=prod(backend.shape),
         mesh=list(backend.shape),
@@ -145,13 +145,11 @@ def _trained(
     return samples, losses
 
 
-def _reported(
-    backend: ShardBackend, strategy: Strategy, samples: Samples, single: Samples | None, losses: Sequence[float] = ()
-) -> StrategyReport:
+def _reported(backend: ShardBackend, strategy: Strategy, samples: Samples, losses: Sequence[float] = ()) -> StrategyReport:
     (traffic, held), chosen = backend.counts(strategy.loaded), strategy.chosen
     parity = None if strategy.parity is None else ParityCheck.of(strategy.parity)
     known = {"held_bytes": list(held), "parity": parity, "losses": list(losses), "plan": strategy.plan}
-    return strategy_of(chosen.forecast, samples, single, traffic, name=chosen.name, note=chosen.note, **known)
+    return strategy_of(chosen.forecast, samples, traffic, name=chosen.name, note=chosen.note, **known)
 
 
 def save(backend: ShardBackend, captured: Captured, searched: Searched, chosen: Mapping[str, Predicted]) -> dict[str, str]:

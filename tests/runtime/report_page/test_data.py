@@ -249,7 +249,7 @@ def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:
     assert data["peaks_found"] == "computed"
     assert data["recommendation"] == ""  # it is given once
     assert [figure["value"] for figure in top["figures"][1:3]] == ["900 us", "1.40 times as fast"]
-    assert top["figures"][2]["detail"] == "99.5% interval 1.30 to 1.50"
+    assert top["figures"][2]["detail"] == "range 1.30 to 1.50"  # of three steps
     assert data["peaks"] == [1, 2]
     for changes, large in (({"recommended": "single"}, "Don't split"), ({"doubts": ["a reason"]}, "Inconclusive")):
         (folder / COMPARISON).write_text(json.dumps({**comparison(), **summary, "methods": methods, **changes}))
@@ -347,3 +347,9 @@ def test_the_prediction_of_a_script_is_compared_with_the_call_and_not_with_its_l
     detail = {figure["label"]: figure["detail"] for figure in figures}
     assert detail["measured step"].endswith("prediction 90.0% too low")
     assert "recorded call" not in detail
+
+
+@pytest.mark.parametrize(("steps", "said"), [(5, "range"), (6, "95% interval")])
+def test_few_steps_have_a_range_and_no_interval(run: RunFolder, steps: int, said: str) -> None:
+    figures = changed_headline(run, {"measured_step_us": {"placed": {"samples": [1000.0] * steps}}})["figures"]
+    assert [f["detail"] for f in figures if f["label"] == "against plain eager"] == [f"{said} 1.30 to 1.50"]

@@ -69,7 +69,7 @@ def test_what_is_shown_is_what_the_files_say(folder: Path) -> None:
         assert [layer["name"] for layer in plan["layers"]] == list(written.shard)
         assert sum(sum(layer["costs_us"]) for layer in plan["layers"]) == pytest.approx(written.predicted_step_us, rel=1e-3)
     headline = sharded_headline(ShardedRun.load(folder))
-    assert "fewer than 6 steps were measured" in headline["verdict"]["text"]
+    assert "fewer than 7 steps were measured" in headline["verdict"]["text"]
     assert "--sharding=pase,data_parallel,ddp" in headline["command"]
     kinds = [kind["name"] for kind in data["kinds"]]
     pase, step_us = data["strategies"][1], report["strategies"][0]["predicted_step_us"]

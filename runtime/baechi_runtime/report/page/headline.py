@@ -53,14 +53,15 @@ def _figures(run: RunFolder, report: Run) -> list[dict[str, str]]:
     ):
         if gain is not None:
             expected = "" if predicted is None else f"; predicted {predicted:.2f}"
-            figures.append(figure(label, f"{gain.median:.2f} times as fast", f"{interval_text(gain, report.error)}{expected}"))
+            interval = interval_text(gain, report.error, None if report.measured is None else len(report.measured.us))
+            figures.append(figure(label, f"{gain.median:.2f} times as fast", f"{interval}{expected}"))
     moved = f"{len(run.timeline.transfers)} transfers a step"
     return [*figures, figure("moved", as_size(run.timeline.bytes_moved), moved)]
 
 
 def _measured(run: RunFolder, report: Run) -> Iterator[dict[str, str]]:
-    """The placed step as it was timed, beside the prediction. Steps of a script are rounds of its loop, with all that goes on between calls,
-    and the prediction is of the call: of that one is recorded."""
+    """The placed step as it was timed, beside the prediction. Steps of a script are rounds of its loop, with all that goes on between its
+    calls, and the prediction is of the call: of that one is recorded."""
     steps, predicted_us, is_script = report.measured, run.timeline.makespan_us, bool(_unplaced(report))
     if steps is not None and steps.median:
         beside = "with all else that the script's loop does" if is_script else prediction_error(predicted_us, steps.median)

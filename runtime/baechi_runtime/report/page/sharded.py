@@ -63,7 +63,8 @@ def _figures(run: ShardedRun) -> list[dict[str, str]]:
 
 def _verdict(run: ShardedRun) -> Verdict:
     bound = "" if run.plan is None else f" {_bound(run.plan)}"
-    return sharded_verdict(run.split, () if run.report is None else run.report.doubts or (), bound)
+    report = run.report or Sharded()
+    return sharded_verdict(run.split, report.doubts or (), bound, report.error)
 
 
 def _bound(plan: ShardPlan) -> str:
