@@ -37,7 +37,8 @@ class Choice:
 class OpChoices:
     """All choices for `asked`, ops, and `moved`, which adds the others of their colocation groups; `step_us`: the plan as it is.
 
-    `here`: how many of the moved ops are on each device now. `critical_us`: what the asked ops take on the critical path.
+    `here`: how many of the moved ops are on each device now. `runs_us`: how long the asked ops run there, with what transfers take from
+    their devices; `critical_us`: how long of it on the critical path.
     """
 
     graph: OpGraph
@@ -45,6 +46,7 @@ class OpChoices:
     moved: tuple[int, ...]
     here: tuple[int, ...]
     step_us: float
+    runs_us: float
     critical_us: float
     choices: tuple[Choice, ...]
 
@@ -120,8 +122,9 @@ class Mover:
         for v in moved:
             here[placement[v]] += 1
         found = tuple(self._choice(moved, d, is_here=here[d] == len(moved)) for d in range(len(here)))
-        critical_us = sum(self._critical_us.get(v, 0.0) for v in asked)
-        return OpChoices(graph, asked, moved, tuple(here), self.timeline.makespan_us, critical_us, found)
+        start_us, end_us, step_us = self.timeline.start_us, self.timeline.end_us, self.timeline.makespan_us
+        runs_us, critical_us = sum(end_us[v] - start_us[v] for v in asked), sum(self._critical_us.get(v, 0.0) for v in asked)
+        return OpChoices(graph, asked, moved, tuple(here), step_us, runs_us, critical_us, found)
 
     def _choice(self, moved: Sequence[int], device: int, *, is_here: bool) -> Choice:
         graph, placement = self.plan.graph, list(self.plan.placement)

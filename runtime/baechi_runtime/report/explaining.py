@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MOST_PARTS, MOST_LONGEST, MOST_GAPS, MOST_MODULES = 6, 5, 5, 4
 FULL = 0.9
-"""Devices that are busy for so much of the step are not waiting for each other."""
+"""Devices that compute for so much of the step are not waiting for each other."""
 MOST_DEVICES = 16
 """Rows of a table by device."""
 TIGHT = 0.9
@@ -121,11 +121,14 @@ def _headline(explained: PlanExplanation) -> str:
 
 
 def _balance(explained: PlanExplanation) -> Iterator[str]:
-    """A sentence where several devices have hardly anything to wait for."""
-    busy_us, step_us = explained.timeline.busy_us, explained.timeline.makespan_us
-    if len(busy_us) > 1 and step_us and min(busy_us) >= FULL * step_us:
-        share = math.floor(100 * min(busy_us) / step_us)
-        yield f"Every device is busy for at least {share}% of it: only more or faster devices would shorten it much."
+    """A sentence where several devices have hardly anything to wait for, and transfers take hardly anything from them."""
+    timeline, step_us = explained.timeline, explained.timeline.makespan_us
+    compute_us = [0.0] * len(timeline.cluster)
+    for op, d in zip(timeline.graph.ops, timeline.placement, strict=True):
+        compute_us[d] += op.compute_us / timeline.cluster.devices[d].speed
+    if len(compute_us) > 1 and step_us and min(compute_us) >= FULL * step_us:
+        share = math.floor(100 * min(compute_us) / step_us)
+        yield f"Every device computes for at least {share}% of it: only more or faster devices would shorten it much."
 
 
 def _waits(explained: PlanExplanation) -> str:
@@ -273,7 +276,7 @@ def _facts(choices: OpChoices) -> dict[str, str]:
     found = {
         "what": ", ".join(f"{count} {kind}" if len(ops) > 1 else kind for kind, count in kinds),
         "phase": ", ".join(dict.fromkeys(op.phase for op in ops)),
-        "compute": f"{as_time(sum(op.compute_us for op in ops))}, {as_time(choices.critical_us)} of it on the critical path",
+        "runs for": f"{as_time(choices.runs_us)}, {as_time(choices.critical_us)} of it on the critical path",
         "holds for the step": as_size(sum(op.persistent_bytes for op in ops)),
     }
     if len(ops) == 1 and ops[0].module:

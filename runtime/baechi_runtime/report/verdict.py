@@ -19,7 +19,7 @@ def line_of(found: Verdict) -> str:
 
 
 def interval_text(gain: Ratio, error: float = ERROR, steps: int | None = None) -> str:
-    """Of a gain by so few steps that they have no interval, their range."""
+    """The interval of a gain, or the range where it is by so few steps that they have no interval."""
     kind = f"{100 * (1 - error):.4g}% interval" if steps is None or steps >= enough_samples(error) else "range"
     return f"{kind} {gain.low:.2f} to {gain.high:.2f}"
 
