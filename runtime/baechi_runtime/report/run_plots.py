@@ -14,7 +14,7 @@ from baechi_runtime.report.figure import require_matplotlib, save_figure
 from baechi_runtime.report.palette import LIMIT, device_colour
 from baechi_runtime.report.reading import comparison_in, results_of
 from baechi_runtime.report.report import Run, Variant
-from baechi_runtime.report.run_steps import steps_of
+from baechi_runtime.report.run_steps import PREDICTED, steps_of
 from baechi_runtime.report.sharded_summary import ShardedRun
 from baechi_runtime.report.tables import size_unit, time_unit
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".pdf")
 WIDTH_INCHES = 7.0
 _TRANSFER, _PATH, _MEASURED = "#7b8794", "#111111", "#111111"
+_MOST_ROWS = 64
+"""So many devices, the busiest, have a row: a figure of hundreds is read by nobody, and matplotlib has no room for it."""
 _MANY = 20_000
 """From this many ops on a PDF holds them as an image."""
 
@@ -64,35 +66,39 @@ def _sharded(folder: str) -> tuple[str, MadeBy, dict[str, "Figure"]]:
 
 
 def timeline_figure(run: RunFolder) -> "Figure":
-    """Every device's ops in a row over time, and in a thin one the tensors it sends; above those of the critical path is a line."""
-    steps, names, path = steps_of(run), _names(run), critical_ops(run.timeline)
+    """Every device's ops in a row over time, and in a thin one the tensors it sends; above those of the critical path, which is predicted,
+    is a line."""
+    steps, path, shown = steps_of(run), critical_ops(run.timeline), _shown(run)
+    names = _names(run, shown)
     placement, most_us = run.plan.placement, max(step.step_us for step in steps)
     scale, unit = time_unit(most_us)
     figure = require_matplotlib()(figsize=(WIDTH_INCHES, (0.45 + 0.34 * len(names)) * len(steps) + 0.35), layout="constrained")
     grid = figure.subplots(len(steps), sharex=True, squeeze=False)
     for axes, step in zip(grid[:, 0], steps, strict=True):
-        for d in range(len(names)):
-            ops, critical = ([step.span[v] for v in some if v in step.span and placement[v] == d] for some in (step.span, path))
-            _bars(axes, ops, scale, (d - 0.36, 0.5), device_colour(d), 0.75)
-            _bars(axes, critical, scale, (d - 0.42, 0.06), _PATH)
-            _bars(axes, [(c.start_us, c.end_us) for c in step.copies if c.source == d], scale, (d + 0.2, 0.14), _TRANSFER)
+        for row, d in enumerate(shown):
+            on_path = path if step.kind == PREDICTED else ()
+            ops, critical = ([step.span[v] for v in some if v in step.span and placement[v] == d] for some in (step.span, on_path))
+            _bars(axes, ops, scale, (row - 0.36, 0.5), device_colour(d), 0.75)
+            _bars(axes, critical, scale, (row - 0.42, 0.06), _PATH)
+            _bars(axes, [(c.start_us, c.end_us) for c in step.copies if c.source == d], scale, (row + 0.2, 0.14), _TRANSFER)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.55)
         axes.set_title(f"{step.kind}: {step.step_us / scale:.4g} {unit}", loc="left", fontsize=9)
         _quiet(axes)
-    grid[-1, 0].set_xlabel(unit)
+    grid[-1, 0].set_xlabel(unit + _more(run))
     grid[-1, 0].set_xlim(0, most_us / scale or 1)
     return figure
 
 
 def memory_figure(run: RunFolder, report: Run) -> "Figure":
     """The memory that every device holds over the predicted step, with its limit, and the peak that was found, where one was."""
-    courses, devices = memory_courses(run.timeline), run.plan.cluster.devices
+    courses, devices, shown = memory_courses(run.timeline), run.plan.cluster.devices, _shown(run)
     scale, unit = time_unit(run.timeline.makespan_us)
     size, size_name = size_unit(max(held for course in courses for _, held in course))
-    figure = require_matplotlib()(figsize=(WIDTH_INCHES, 1.1 * len(devices) + 0.4), layout="constrained")
-    grid = figure.subplots(len(devices), sharex=True, squeeze=False)[:, 0]
-    for i, (axes, device, course) in enumerate(zip(grid, devices, courses, strict=True)):
+    figure = require_matplotlib()(figsize=(WIDTH_INCHES, 1.1 * len(shown) + 0.4), layout="constrained")
+    grid = figure.subplots(len(shown), sharex=True, squeeze=False)[:, 0]
+    for i, axes in zip(shown, grid, strict=True):
+        device, course = devices[i], courses[i]
         at = [at_us / scale for at_us, _ in course] + [run.timeline.makespan_us / scale]
         held = [bytes_ / size for _, bytes_ in course] + [course[-1][1] / size]
         axes.fill_between(at, held, step="post", color=device_colour(i), alpha=0.25, linewidth=0)
@@ -104,7 +110,7 @@ def memory_figure(run: RunFolder, report: Run) -> "Figure":
         axes.set_ylim(bottom=0)
         axes.set_ylabel(f"{_plain(device.name)}\n{size_name}", fontsize=8)
         _quiet(axes)
-    axes.set_xlabel(unit)
+    axes.set_xlabel(unit + _more(run))
     axes.set_xlim(0, max(at) or 1)
     axes.legend(loc="lower right", fontsize=7, frameon=False, ncols=3)
     return figure
@@ -112,11 +118,11 @@ def memory_figure(run: RunFolder, report: Run) -> "Figure":
 
 def busy_figure(run: RunFolder) -> "Figure":
     """The part of the step that every device is busy."""
-    steps, names = steps_of(run), _names(run)
-    figure = require_matplotlib()(figsize=(WIDTH_INCHES, 0.36 * len(names) * len(steps) + 0.6), layout="constrained")
+    steps, shown = steps_of(run), _shown(run)
+    figure = require_matplotlib()(figsize=(WIDTH_INCHES, 0.36 * len(shown) * len(steps) + 0.6), layout="constrained")
     axes = figure.subplots()
     labels: list[str] = []
-    for d, name in enumerate(names):
+    for d, name in zip(shown, _names(run, shown), strict=True):
         for i, step in enumerate(steps):
             y, part = len(labels), 100 * step.busy_us[d] / step.step_us if step.step_us else 0.0
             axes.barh(y, 100, 0.7, color="#e8eaed")
@@ -125,7 +131,7 @@ def busy_figure(run: RunFolder) -> "Figure":
             labels.append(f"{name}, {step.kind}")
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
-    axes.set(xlim=(0, 108), xlabel="busy, % of the step")
+    axes.set(xlim=(0, 108), xlabel="busy, % of the step" + _more(run))
     _quiet(axes)
     return figure
 
@@ -154,8 +160,20 @@ def _samples(row: Variant) -> tuple[float, ...]:
     return () if row.measured_step_us is None else row.measured_step_us.us
 
 
-def _names(run: RunFolder) -> list[str]:
-    return [_plain(d.name) for d in run.plan.cluster.devices]
+def _shown(run: RunFolder) -> list[int]:
+    """The devices that have a row."""
+    busy_us = run.timeline.busy_us
+    return sorted(sorted(range(len(busy_us)), key=lambda d: -busy_us[d])[:_MOST_ROWS])
+
+
+def _more(run: RunFolder) -> str:
+    """Says how many devices have none."""
+    more = len(run.plan.cluster) - _MOST_ROWS
+    return f"; the {_MOST_ROWS} busiest devices, {more} more are not shown" if more > 0 else ""
+
+
+def _names(run: RunFolder, shown: Sequence[int]) -> list[str]:
+    return [_plain(run.plan.cluster.devices[d].name) for d in shown]
 
 
 def _plain(name: str) -> str:

@@ -17,7 +17,7 @@ from baechi_runtime.report.figure import save_figure
 from baechi_runtime.report.palette import LIMIT
 from baechi_runtime.report.reading import comparison_in
 from baechi_runtime.report.report import Step
-from baechi_runtime.report.run_plots import FORMATS, memory_figure, methods_figure, timeline_figure, write_plots
+from baechi_runtime.report.run_plots import FORMATS, busy_figure, memory_figure, methods_figure, timeline_figure, write_plots
 from tests.runtime.report_page.runs import comparison, towers, write_plan, write_run
 
 PLOTS = ("timeline", "memory", "busy")
@@ -74,10 +74,25 @@ def test_the_timeline_has_every_op_of_both_steps(folder: Path) -> None:
     run = RunFolder.load(folder)
     figure = timeline_figure(run)
     assert [axes.get_title(loc="left").split(":")[0] for axes in figure.axes] == ["predicted", "measured"]
-    for axes in figure.axes:
+    for axes, path in zip(figure.axes, (critical_ops(run.timeline), ()), strict=True):  # the path of the measured step nobody knows
         bars = [len(collection.get_paths()) for collection in axes.collections]
-        path = critical_ops(run.timeline)
         assert sum(bars) == len(run.graph) + len(path) + len(run.timeline.transfers)
+
+
+def test_of_hundreds_of_devices_the_busiest_are_plotted(tmp_path: Path) -> None:
+    """matplotlib has no picture of 300 devices."""
+    nodes = [{"id": f"op.{i}", "compute_us": 1 + i % 7} for i in range(300)]
+    folder = tmp_path / "many"
+    folder.mkdir()
+    (folder / "graph.json").write_text(json.dumps({"nodes": nodes, "edges": []}))
+    cluster = {"devices": [{"name": f"d{i}"} for i in range(300)], "links": {"default": {"us_per_byte": 1, "latency_us": 0}}}
+    (folder / "plan.json").write_text(json.dumps({"cluster": cluster, "placement": {f"op.{i}": i for i in range(300)}}))
+    run = RunFolder.load(folder)
+    for figure in (timeline_figure(run), memory_figure(run, Step()), busy_figure(run)):
+        assert figure.get_figheight() < 80
+        assert figure.axes[-1].get_xlabel().endswith("; the 64 busiest devices, 236 more are not shown")
+    (axes,) = timeline_figure(run).axes
+    assert [label.get_text() for label in axes.get_yticklabels()][:3] == ["d5", "d6", "d12"]
 
 
 def test_a_limit_is_no_line_that_a_device_has(tmp_path: Path) -> None:
