@@ -24,6 +24,7 @@ Signed = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """Any finite number."""
 Object = dict[str, Any]
 """A JSON object whose fields docs/files.md says, where it is a file's own format or of a command that only prints it."""
+_MOST_DOTS = 300
 SINGLE, COMPILED = "single", "torch.compile"
 """The names, where several are compared, of the step on one device, and of the unplaced step as torch compiles it."""
 
@@ -101,9 +102,15 @@ class Variant(Struct, frozen=True, kw_only=True):
             "note": self.note,
             "predicted_us": self.predicted_step_us,
             "median_us": None if steps is None else steps.median,
-            "samples_us": [] if steps is None else list(steps.us),
+            "samples_us": [] if steps is None else _some(steps.us),
             "gain": None if gain is None else {"median": gain.median, "low": gain.low, "high": gain.high},
         }
+
+
+def _some(us: tuple[float, ...]) -> list[float]:
+    """Times that stand for all of these, the least and the greatest among them: no page shows a dot for each of 100,000 steps."""
+    ordered, last = sorted(us), len(us) - 1
+    return list(us) if last < _MOST_DOTS else [ordered[round(i * last / (_MOST_DOTS - 1))] for i in range(_MOST_DOTS)]
 
 
 class Report(Struct, frozen=True, kw_only=True, tag_field="kind"):

@@ -192,6 +192,32 @@ def test_a_critical_path_of_many_parts_is_summed_up(browser: Any, small: Path) -
     assert rows[-1].split("\t") == ["8 further parts", "", "12 us", "40%"]
 
 
+def test_some_of_many_transfers_were_tried(browser: Any, small: Path) -> None:
+    page = Page(browser, small)
+    titles = page.run("return [...document.querySelectorAll('#explanation h3')].map((title) => title.innerText)")
+    count = page.run("return data.explanation.transfers.count")
+    assert f"The costliest of {count} transfers" in titles
+    titles = page.run(
+        "data.explanation.transfers.count = 500; data.explanation.transfers.tried = 10; explanationSection();"
+        "return [...[...document.querySelectorAll('#explanation')].at(-1).querySelectorAll('h3')].map((title) => title.innerText)"
+    )
+    assert "The costliest of 10 tried of 500 transfers" in titles
+
+
+def test_memory_that_was_counted_is_called_so(browser: Any, small: Path) -> None:
+    """The recorded step's is a sum of live tensors, also where the system says what the peak was."""
+    note = Page(browser, small).text("#memory .note")
+    assert "the thin line what was computed of the recorded step, the dotted line the measured peak." in note
+    assert note.endswith("Computed is what live tensors sum up to.")
+
+
+def test_a_canvas_of_hundreds_of_devices_is_not_higher_than_browsers_draw(browser: Any, small: Path) -> None:
+    page = Page(browser, small)
+    page.run("memory.surface.height = 60000; memory.surface.resize()")
+    assert page.run("return [memory.surface.tall > 59000, memory.surface.canvas.height]") == [True, 32000]
+    assert page.errors() == []
+
+
 def test_the_critical_path_goes_along_a_busy_link(browser: Any, tmp_path: Path) -> None:
     """The op that ends the step reads what waits for a free link, behind a tensor that it does not read; both are on the path."""
     nodes = [{"id": name, "compute_us": us, "pin": d} for name, us, d in (("a", 10, 0), ("b", 10, 0), ("c", 1, 1), ("d", 50, 1))]

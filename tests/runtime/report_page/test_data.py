@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from baechi_runtime.report.page.headline import headline
 from baechi_runtime.report.page.writing import render, write_page
 from baechi_runtime.report.palette import DEVICES, device_colour, text_colour
 from baechi_runtime.report.reading import results_of
-from baechi_runtime.report.report import Comparison, Step, Training
+from baechi_runtime.report.report import Comparison, Step, Training, Variant
 from baechi_runtime.report.tables import as_size, as_time
 from tests.hybrid.steps import layer, step
 from tests.runtime.report_page.runs import ENDING, HOSTILE, comparison, report_of, towers, write_plan, write_run
@@ -347,6 +348,14 @@ def test_the_prediction_of_a_script_is_compared_with_the_call_and_not_with_its_l
     detail = {figure["label"]: figure["detail"] for figure in figures}
     assert detail["measured step"].endswith("prediction 90.0% too low")
     assert "recorded call" not in detail
+
+
+def test_a_page_has_some_of_the_dots_of_100_000_steps() -> None:
+    steps = [float(1 + i * 7919 % 100_000) for i in range(100_000)]
+    shown = Variant(measured_step_us=Samples(steps)).shown()["samples_us"]
+    assert (len(shown), min(shown), max(shown)) == (300, 1.0, 100_000.0)
+    assert max(b - a for a, b in pairwise(sorted(shown))) < 400
+    assert Variant(measured_step_us=Samples(steps[:300])).shown()["samples_us"] == steps[:300]
 
 
 @pytest.mark.parametrize(("steps", "said"), [(5, "range"), (6, "95% interval")])

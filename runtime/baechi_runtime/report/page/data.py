@@ -12,8 +12,11 @@ from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.report.page.headline import headline
 from baechi_runtime.report.palette import DEVICES, text_colour
 from baechi_runtime.report.reading import results_of
-from baechi_runtime.report.report import Comparison
+from baechi_runtime.report.report import Comparison, Run
 from baechi_runtime.report.run_steps import steps_of
+
+_BY_ALLOCATORS = "run_metadata"
+"""The clock of recordings, TensorFlow's, that know what allocators held, where devices have such; others sum up live tensors."""
 
 
 def page_data(run: RunFolder, compared: Comparison = Comparison()) -> dict[str, Any]:  # noqa: B008 - frozen
@@ -30,7 +33,7 @@ def page_data(run: RunFolder, compared: Comparison = Comparison()) -> dict[str, 
         "peaks": report.peaks.measured or [],
         "peaks_found": report.peaks.found,
         "predicted": {"step_us": run.timeline.makespan_us, **_critical(run)},
-        "measured": _measured(run),
+        "measured": _measured(run, report),
         "methods": [row.shown() for row in compared.rows],
         "recommended": compared.recommended or "",
         "recommendation": compared.recommendation if run.report is not None else "",  # else it is the verdict
@@ -83,7 +86,7 @@ def _critical(run: RunFolder) -> dict[str, list[Any]]:
     return {"critical": [stretch.op for stretch in path if stretch.kind == OP], "hops": hops}
 
 
-def _measured(run: RunFolder) -> dict[str, Any] | None:
+def _measured(run: RunFolder, report: Run) -> dict[str, Any] | None:
     if run.measured is None:
         return None
     step = steps_of(run)[-1]
@@ -94,6 +97,7 @@ def _measured(run: RunFolder) -> dict[str, Any] | None:
         "end_us": [end for _, end in seen],
         "transfers": [[c.tensor, c.source, c.target, *_times((c.start_us, c.end_us))] for c in step.copies],
         "busy_us": _times(step.busy_us),
+        "memory_found": report.peaks.found if run.measured.clock == _BY_ALLOCATORS else "computed",
         "memory": step.memory and [[_times(at_us for at_us, _ in course), [held for _, held in course]] for course in step.memory],
     }
 

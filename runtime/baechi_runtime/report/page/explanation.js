@@ -13,6 +13,7 @@ function explanationSection() {
   if (further.length) parts.push([plural(further.length, "further part"), "", time(all("us")), share(all("share"), 1)]);
   const gains = said.transfers.by_gain.map((sent) => [
     idLink(sent.op), way(sent.source, sent.target), size(sent.bytes), time(sent.us), sent.gain_us === null ? "-" : signed(sent.gain_us)]);
+  const { tried, count } = said.transfers;
   const idle = said.idle.map((one) => [
     name(one.device), ...[one.idle_us, one.producer_us, one.queue_us, one.transfer_us, one.tail_us].map(time)]);
   const changes = said.what_ifs.map((one) => [one.change, time(one.step_us), signed(one.gain_us)]);
@@ -21,7 +22,7 @@ function explanationSection() {
     table([{ title: "what" }, { title: "where" }, ...numbers("time", "of the step")], parts),
     el("h3", {}, "Idle devices wait for"),
     table([{ title: "device" }, ...numbers("idle", "another device's op", "a busy link", "a transfer", "nothing more to do")], idle),
-    gains.length ? [el("h3", {}, "The costliest transfers"), table(
+    gains.length ? [el("h3", {}, `The costliest of ${tried === count ? "" : tried + " tried of "}${plural(count, "transfer")}`), table(
       [{ title: "tensor of" }, { title: "way" }, ...numbers("size", "time", "gain without it")], gains)] : [],
     changes.length ? [el("h3", {}, "What would change the step"), table(
       [{ title: "if" }, ...numbers("step", "gain")], changes)] : [],

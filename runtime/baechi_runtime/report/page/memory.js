@@ -105,7 +105,8 @@ class MemoryView {
 const memory = new MemoryView();
 
 function memorySection() {
-  const counted = data.peaks_found;
+  const counted = data.peaks_found, line = data.measured?.memory ? data.measured.memory_found : null;
+  const alone = data.peaks.length && counted === "computed" ? ": all devices are in one process, whose memory nobody can tell apart" : "";
   const cell = (bytes) => el("td", { class: "number" }, bytes === null ? "-" : size(bytes));
   const rows = devices.map((device, d) => el("tr", {},
     el("td", { class: "name" }, swatch(d), " ", device.name), cell(predicted.peaks[d]),
@@ -114,10 +115,9 @@ function memorySection() {
     el("td", { class: "number" }, device.memory_bytes === null ? "-" : share(predicted.peaks[d], device.memory_bytes))));
   const head = ["device", "peak predicted", ...(data.peaks.length ? ["peak " + counted] : []), "limit", "of the limit"];
   section("memory", "Memory",
-    el("p", { class: "note" }, "The area is what is predicted" + (data.measured?.memory ? ", the thin line what was " + counted : "") +
+    el("p", { class: "note" }, "The area is what is predicted" + (line ? `, the thin line what was ${line} of the recorded step` : "") +
       (data.peaks.length ? `, the dotted line the ${counted} peak` : "") + ". A limit is drawn, as a dashed line, where it is within three times the peak." +
-      (data.peaks.length && counted === "computed"
-        ? " Computed is what live tensors sum up to: all devices are in one process, whose memory nobody can tell apart." : "")),
+      (alone || line === "computed" ? ` Computed is what live tensors sum up to${alone}.` : "")),
     memory.surface.canvas,
     el("div", { class: "scroll" }, el("table", {},
       el("thead", {}, el("tr", {}, head.map((text, i) => el("th", i ? { class: "number", scope: "col" } : { scope: "col" }, text)))),

@@ -8,6 +8,9 @@ document.body.append(tip, spoken);
 /* Tells those who do not see a canvas what a key brought them to. */
 function say(text) { spoken.textContent = text; }
 
+/* The height of a canvas that every browser has, in pixels of the screen: higher ones would stay empty, and are drawn more coarsely. */
+const MOST_PIXELS = 32000;
+
 class Surface {
   /* `view` has draw(context, width, height), pick(x, y) -> thing or null, describe(thing), choose(thing), pan(dx, dy),
      zoom(factor, x, y) and fit(). */
@@ -29,7 +32,7 @@ class Surface {
   }
 
   resize() {
-    const { clientWidth, clientHeight } = this.canvas, ratio = window.devicePixelRatio || 1;
+    const { clientWidth, clientHeight } = this.canvas, ratio = Math.min(window.devicePixelRatio || 1, MOST_PIXELS / clientHeight);
     if (clientWidth === 0 || (clientWidth === this.width && clientHeight === this.tall)) return;
     this.width = clientWidth;
     this.tall = clientHeight;
