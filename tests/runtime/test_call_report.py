@@ -63,6 +63,19 @@ def test_the_line_of_calls_that_run_placed() -> None:
     )
 
 
+def test_what_placing_saves_is_said_where_it_is_sure() -> None:
+    """By blocks of both, as the speed-up is: the medians alone are of a fast half and a slow one."""
+    plain, placed = [300.0, 300.0, 600.0, 600.0] * 4, [150.0, 150.0, 300.0, 300.0] * 4
+    line = calls(samples=samples_by_name(eager=plain, placed=placed[:14]), per_block=2).line()
+    assert line.startswith("Net: 2.00 times as fast: steps of 150 us placed, 450 us as it is; ")
+    assert "placing saves 150 us a step" in line
+    close = [us * factor for us, factor in zip([300.0] * 16, [0.95, 0.95, 1.08, 1.08] * 4, strict=True)]
+    for eager, said in ((close, "; placing does not clearly save time"), ([280.0] * 16, "; placing saves nothing")):
+        line = calls(samples=samples_by_name(eager=eager, placed=[300.0] * 16), per_block=2).line()
+        assert f"set-up took 1.5 s{said}; 1 graph break" in line
+        assert "paid back" not in line
+
+
 FEW = {"samples": samples_by_name(eager=[300.0], placed=[150.0] * 8)}
 
 

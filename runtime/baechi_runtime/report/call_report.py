@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.ir.plan import Plan
-from baechi_runtime.measure.samples import Measurement, Noise, Samples
+from baechi_runtime.measure.samples import Measurement, Noise, Ratio, Samples
 from baechi_runtime.report.findings import PlanFindings
 from baechi_runtime.report.report import Call, PerDevice, Sides, Verified
 from baechi_runtime.report.step_report import StepReport
@@ -61,11 +61,6 @@ class CallReport(PlanFindings):
         return sum(self.unplaced_calls.values())
 
     @property
-    def saved_us(self) -> float | None:
-        """Microseconds that placing saves per step; None if nothing was measured."""
-        return self.samples["eager"].median - self.samples["placed"].median if len(self.samples) == 2 else None
-
-    @property
     def doubts(self) -> list[str]:
         """Why nothing can be concluded from the times, one reason each; empty where nothing is: placed or unplaced steps were not timed."""
         return self.measurement().doubts() if len(self.samples) == 2 else []
@@ -86,12 +81,14 @@ class CallReport(PlanFindings):
         if self.setup_seconds is None:
             return ""
         took = f"set-up took {self.setup_seconds:.1f} s"
-        if self.saved_us is None or self.doubts:
+        gain = self.measurement().over_unplaced
+        if gain is None or self.doubts:
             return took
-        if self.saved_us <= 0:
-            return f"{took}; placing saves nothing"
-        steps = int(self.setup_seconds * 1e6 / self.saved_us) + 1
-        return f"{took}, placing saves {as_time(self.saved_us)} a step: paid back at step {steps}"
+        if gain.low <= 1:
+            return f"{took}; placing {'saves nothing' if gain.high < 1 else 'does not clearly save time'}"
+        saved_us = self.samples["placed"].median * (gain.median - 1)
+        steps = int(self.setup_seconds * 1e6 / saved_us) + 1
+        return f"{took}, placing saves {as_time(saved_us)} a step: paid back at step {steps}"
 
     def report(self) -> Call:
         peaks = () if self.result is None else self.result.timeline.peak_memory_bytes
@@ -160,10 +157,11 @@ class CallReport(PlanFindings):
     def _measured(self) -> str:
         if "placed" not in self.samples:
             return ""
-        placed, unplaced = self.samples["placed"].median, self.samples.get("eager")
+        placed, unplaced = self.samples["placed"], self.samples.get("eager")
         if unplaced is None:
-            return f"steps of {as_time(placed)} placed"
-        return f"{unplaced.median / placed:.2f} times as fast: steps of {as_time(placed)} placed, {as_time(unplaced.median)} as it is"
+            return f"steps of {as_time(placed.median)} placed"
+        gain = Ratio.of_script(unplaced, placed, self.per_block)
+        return f"{gain.median:.2f} times as fast: steps of {as_time(placed.median)} placed, {as_time(unplaced.median)} as it is"
 
     def lines(self) -> Iterator[str]:
         yield self.line()
