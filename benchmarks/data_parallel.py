@@ -17,7 +17,8 @@ from baechi_ext.errors import ExecutionError
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.malloc import keep_freed_memory
 from baechi_runtime.measure.timing import StepTimes
-from baechi_runtime.sharding.replicas import DDP, replica_step
+from baechi_runtime.report.report import DDP
+from baechi_runtime.sharding.replicas import replica_step
 from baechi_runtime.torch.backend import build_step
 from baechi_runtime.torch.lowering.devices import CpuDevice
 

@@ -27,6 +27,8 @@ Object = dict[str, Any]
 _MOST_DOTS = 300
 SINGLE, COMPILED = "single", "torch.compile"
 """The names, where several are compared, of the step on one device, and of the unplaced step as torch compiles it."""
+DDP, FSDP2 = REPLICAS = "ddp", "fsdp2"
+"""The names of torch's own ways to split a batch: DistributedDataParallel, and fully sharded."""
 
 
 # Sections that several kinds have

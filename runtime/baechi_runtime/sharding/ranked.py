@@ -24,13 +24,13 @@ from baechi_runtime.measure.rehearsal import Rehearsal
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.report.progress import progress
-from baechi_runtime.report.report import ParityCheck, Sharded, StepParts
+from baechi_runtime.report.report import DDP, FSDP2, REPLICAS, ParityCheck, Sharded, StepParts
 from baechi_runtime.report.tables import as_size
 from baechi_runtime.sharding.backend import Captured as ShardCaptured
 from baechi_runtime.sharding.backend import Loaded, ShardBackend, Whole
 from baechi_runtime.sharding.binding import Searched, among_runnable
 from baechi_runtime.sharding.forecast import Forecast
-from baechi_runtime.sharding.replicas import DDP, FSDP2, REPLICAS, largest_piece_bytes, rehearsed_us, replica_results
+from baechi_runtime.sharding.replicas import largest_piece_bytes, rehearsed_us, replica_results
 from baechi_runtime.sharding.report import ShardReport
 from baechi_runtime.sharding.strategies import NO_SPLIT, PASE, Predicted, predicted
 from baechi_runtime.sharding.training import Strategy, reported, save

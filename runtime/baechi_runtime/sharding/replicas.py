@@ -19,13 +19,10 @@ from baechi_ext.errors import ShardError
 from baechi_runtime.measure.rehearsal import Rehearsal
 from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.models.training_step import EagerStep, TrainingStep
-from baechi_runtime.report.report import StepParts
+from baechi_runtime.report.report import FSDP2, REPLICAS, StepParts
 from baechi_runtime.sharding.calibration import agreed, seconds_of
 from baechi_runtime.sharding.forecast import Forecast
 from baechi_runtime.torch.parity import named_results
-
-DDP, FSDP2 = "ddp", "fsdp2"
-REPLICAS = (DDP, FSDP2)
 
 
 def replica_step(name: str, step: TrainingStep) -> EagerStep:

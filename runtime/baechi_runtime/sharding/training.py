@@ -23,12 +23,11 @@ from baechi_runtime.host.malloc import keep_freed_memory
 from baechi_runtime.measure.parity_result import Parity, require_parity
 from baechi_runtime.measure.samples import Noise, Samples
 from baechi_runtime.report.progress import progress
-from baechi_runtime.report.report import MeasuredMachine, ParityCheck, Sharded, StepParts
+from baechi_runtime.report.report import REPLICAS, MeasuredMachine, ParityCheck, Sharded, StepParts
 from baechi_runtime.report.report import Strategy as StrategyReport
 from baechi_runtime.sharding.backend import Captured, Loaded, ShardBackend, Whole
 from baechi_runtime.sharding.binding import Searched, among_runnable
 from baechi_runtime.sharding.forecast import Forecast
-from baechi_runtime.sharding.replicas import REPLICAS
 from baechi_runtime.sharding.report import ShardReport, sharded_of, strategy_of
 from baechi_runtime.sharding.strategies import NAMES, PASE, Predicted, predicted, search_measured
 from baechi_runtime.sharding.tensor_parallel import tensor_parallel_plan

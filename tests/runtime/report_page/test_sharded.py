@@ -71,6 +71,7 @@ def test_what_is_shown_is_what_the_files_say(folder: Path) -> None:
     headline = sharded_headline(ShardedRun.load(folder))
     assert "fewer than 7 steps were measured" in headline["verdict"]["text"]
     assert "--sharding=pase,data_parallel,ddp" in headline["command"]
+    assert headline["lead"] == "each layer split over 2 devices: pase, data_parallel; the batch split over 2 devices: ddp"
     kinds = [kind["name"] for kind in data["kinds"]]
     pase, step_us = data["strategies"][1], report["strategies"][0]["predicted_step_us"]
     for kind in ("compute", "executor", "update"):

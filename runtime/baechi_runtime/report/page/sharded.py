@@ -1,5 +1,6 @@
 """The data of a sharded run's page, as one JSON value: strategies, what each layer costs and how it is split, messages and memory."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec.structs import asdict, astuple
@@ -9,7 +10,7 @@ from baechi_ext.shard.plan import LayerSplit, ShardPlan
 from baechi_runtime.report.findings import prediction_error
 from baechi_runtime.report.page.headline import figure
 from baechi_runtime.report.palette import DEVICES, device_colour
-from baechi_runtime.report.report import Sent, Sharded, Strategy
+from baechi_runtime.report.report import REPLICAS, Sent, Sharded, Strategy
 from baechi_runtime.report.sharded_summary import ShardedRun, facts_of
 from baechi_runtime.report.tables import as_size, as_time, share_of
 from baechi_runtime.report.verdict import Verdict, sharded_verdict
@@ -29,17 +30,26 @@ def sharded_data(run: ShardedRun) -> dict[str, Any]:
 
 def sharded_headline(run: ShardedRun) -> dict[str, Any]:
     """Title, a figure for each strategy, verdict and facts, all of them text."""
-    devices = run.devices
-    whose = ", ".join(s.name for s in run.split) or "a plan that was not run"
     return {
         "title": run.title,
         "method": "sharded",
-        "lead": f"each layer split over {devices} devices: {whose}",
+        "lead": "; ".join(_leads(run)),
         "figures": _figures(run),
         "verdict": _verdict(run),
         "facts": _facts(run),
         "command": "" if run.report is None else run.report.made_by.command_line,
     }
+
+
+def _leads(run: ShardedRun) -> Iterator[str]:
+    """Say what is split over how many devices, by which strategies."""
+    names, devices = [s.name for s in run.split], f"split over {run.devices} devices"
+    for what, some in (
+        ("each layer", [name for name in names if name not in REPLICAS] if names else ["a plan that was not run"]),
+        ("the batch", [name for name in names if name in REPLICAS]),
+    ):
+        if some:
+            yield f"{what} {devices}: {', '.join(some)}"
 
 
 def _figures(run: ShardedRun) -> list[dict[str, str]]:
