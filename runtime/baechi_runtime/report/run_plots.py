@@ -117,7 +117,7 @@ def memory_figure(run: RunFolder, report: Run) -> "Figure":
 
 
 def busy_figure(run: RunFolder) -> "Figure":
-    """The part of the step that every device is busy."""
+    """The part of the step that every device is busy: predicted, and of the ops of the step that was recorded."""
     steps, shown = steps_of(run), _shown(run)
     figure = require_matplotlib()(figsize=(WIDTH_INCHES, 0.36 * len(shown) * len(steps) + 0.6), layout="constrained")
     axes = figure.subplots()
@@ -128,7 +128,7 @@ def busy_figure(run: RunFolder) -> "Figure":
             axes.barh(y, 100, 0.7, color="#e8eaed")
             axes.barh(y, part, 0.7, color=device_colour(d), alpha=0.6 if i else 1)
             axes.text(101, y, f"{part:.0f}%", va="center", fontsize=8)
-            labels.append(f"{name}, {step.kind}")
+            labels.append(f"{name}, {'recorded' if i else step.kind}")
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set(xlim=(0, 108), xlabel="busy, % of the step" + _more(run))

@@ -1,9 +1,9 @@
 "use strict";
-// How busy the devices are.
+// How busy the devices are: what ops took of the predicted step, and of the one that was recorded.
 
 function devicesSection() {
   const counts = devices.map((_, d) => placement.filter((p) => p === d).length);
-  const steps = [["predicted", predicted], ...(data.measured ? [["measured", data.measured]] : [])];
+  const steps = [["predicted", predicted], ...(data.measured ? [["recorded", data.measured]] : [])];
   const rows = devices.flatMap((device, d) => steps.map(([kind, step], i) => {
     const busy = step.busy_us[d], idle = step.step_us - busy < 0.01 ? 0 : step.step_us - busy;
     const part = step.step_us > 0 ? Math.min(1, busy / step.step_us) : 0;
