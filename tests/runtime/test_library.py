@@ -70,10 +70,10 @@ def test_a_plan_is_what_the_command_makes_and_what_it_simulates_to(run: baechi_e
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_the_speedup_is_over_the_first_device_at_its_speed(run: baechi_ext.Run) -> None:
-    devices = tuple(replace(device, speed=0.5 if d == 0 else 1.0) for d, device in enumerate(run.cluster.devices))
-    slower = run.what_if(devices=replace(run.cluster, devices=devices))
-    assert slower.single_us == 2 * run.single_us
+@pytest.mark.parametrize(("speeds", "times"), [((0.5, 1.0, 1.0, 1.0), 1), ((0.5, 0.25, 0.5, 0.5), 2)])
+def test_the_speedup_is_over_the_fastest_device(run: baechi_ext.Run, speeds: tuple[float, ...], times: float) -> None:
+    slower = run.what_if(devices=run.cluster.each_with("speed", speeds))
+    assert slower.single_us == times * run.single_us
     assert slower.speedup == slower.single_us / slower.step_us
 
 

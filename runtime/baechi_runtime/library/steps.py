@@ -55,8 +55,8 @@ class Step:
         return pipeline.whole_if_faster(result, self.graph, cluster, request, self.single_on(cluster))
 
     def single_on(self, cluster: Cluster) -> Timeline:
-        """The step on the first of these devices, with the others idle."""
-        return one_device_timeline(self.alone, cluster.devices[0].speed)
+        """The step on the fastest of these devices, with the others idle."""
+        return one_device_timeline(self.alone, cluster.devices[cluster.fastest].speed)
 
     def placement(self, result: PlanResult) -> Placement:
         """A plan of the step, as what runs steps takes it."""

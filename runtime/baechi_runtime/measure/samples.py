@@ -14,6 +14,8 @@ from msgspec import Meta, Struct, structs
 
 Number = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 """A finite number of at least 0, as reports have most."""
+Time = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+"""A finite number of more than 0, as a step takes."""
 NOISY_LOAD = 0.10
 """Others taking more than this share of the cores spoil a measurement."""
 NOISY_SPREAD = 0.15
@@ -26,7 +28,7 @@ class Samples(Struct, frozen=True):
     """Raw wall times of one variant, in the order they were taken, with their statistics; in a file that does not keep them all, their
     median is one. Raises ValueError where there is none."""
 
-    samples: Sequence[Number] = ()
+    samples: Sequence[Time] = ()
     median: Number = 0.0
     min: Number = 0.0
 

@@ -8,7 +8,7 @@ from baechi_ext.ir.files import read_json, require_there
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import Plan
 from baechi_ext.shard.plan import KIND, ShardPlan
-from baechi_ext.simulate import Timeline, simulate
+from baechi_ext.simulate import Timeline, lower_bound_us, simulate
 from baechi_runtime.files.run_folder import sharded_plan_of
 from baechi_runtime.report.tables import as_time
 
@@ -57,6 +57,12 @@ def as_planned(path: str | Path, graph: OpGraph) -> Plan | None:
 def timeline_of(plan: Plan) -> Timeline:
     """The plan's step."""
     return simulate(plan.graph, plan.cluster, plan.placement, plan.priority)
+
+
+def bound_of(plan: Plan, timeline: Timeline) -> float:
+    """The lower bound that a plan's file says, or, where its graph has other costs than it was made with, the one of these; 0 where none is
+    known. `timeline` is the plan's step."""
+    return lower_bound_us(plan.graph, plan.cluster) if other_costs(plan, timeline) else plan.lower_bound_us
 
 
 def other_costs(plan: Plan | None, timeline: Timeline | None = None) -> tuple[str, ...]:

@@ -276,6 +276,12 @@ class Step(Planned, frozen=True, kw_only=True, tag="baechi step report"):
     link_probe: ProbedLink | None = None
     conclusive: bool = False
 
+    def __post_init__(self) -> None:
+        """Raises ValueError where samples that are compared in pairs have none."""
+        steps = self.measured_step_us
+        if len({len(found.us) for name in (COMPILED, "placed") if (found := steps.get(name)) is not None}) > 1:
+            raise ValueError(f"expected as many samples of {COMPILED} as of placed")
+
     @property
     def measured(self) -> Samples | None:
         return self.measured_step_us.get("placed")

@@ -16,7 +16,7 @@ from baechi_ext.hybrid.placer import hybrid
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.cluster import Link
 from baechi_ext.place.registry import place
-from baechi_ext.simulate import simulate
+from baechi_ext.simulate import lower_bound_us, simulate
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.files.run_folder import COMPARISON, RunFolder
 from baechi_runtime.measure.samples import Samples
@@ -58,6 +58,18 @@ def test_a_plan_beside_a_graph_with_other_costs_is_noted(run: RunFolder) -> None
     facts = page_data(RunFolder.load(run.path))["headline"]["facts"]
     (note,) = [text for name, text in facts if name == "note" and "other costs" in text]
     assert note.startswith(f"the plan was made with other costs: its file says a step of {as_time(run.plan.predicted_step_us)}, on this ")
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_the_lower_bound_is_one_of_the_costs_that_the_graph_has(run: RunFolder, factor: float) -> None:
+    other = run.graph.replace_ops([replace(op, compute_us=factor * op.compute_us) for op in run.graph.ops])
+    other.save(run.path / "graph.json")
+    data, bound_us = page_data(RunFolder.load(run.path)), lower_bound_us(other, run.plan.cluster)
+    assert data["plan"]["lower_bound_us"] == bound_us != run.plan.lower_bound_us
+    above = data["predicted"]["step_us"] / bound_us - 1
+    assert above >= 0
+    assert data["headline"]["figures"][0]["detail"] == f"{above:.1%} above the lower bound of {as_time(bound_us)}"
+    assert page_data(run)["plan"]["lower_bound_us"] == run.plan.lower_bound_us
 
 
 def test_the_verdict_on_a_training_says_what_was_measured(run: RunFolder) -> None:
@@ -222,6 +234,13 @@ def test_one_device_alone_is_not_slowed_down_by_others(tmp_path: Path) -> None:
         assert verdict["large"] == f"{predicted:.2f} times as fast as one device, predicted"
 
 
+def test_the_one_device_that_a_step_is_compared_with_is_the_fastest(tmp_path: Path) -> None:
+    run = RunFolder.load(write_plan(tmp_path / "plan", towers()))
+    slow = replace(run, plan=replace(run.plan, cluster=run.plan.cluster.each_with("speed", (0.1, 1.0))))
+    gain = one_device_timeline(run.graph).makespan_us / slow.timeline.makespan_us
+    assert headline(slow, Step())["verdict"]["large"] == f"{gain:.2f} times as fast as one device, predicted"
+
+
 def test_one_device_alone_is_as_bound_by_its_host_as_all(tmp_path: Path) -> None:
     run = RunFolder.load(write_plan(tmp_path / "plan", towers()))
     issued = {op.id: 3 * op.compute_us for op in run.graph.ops}
@@ -246,15 +265,22 @@ def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:
     data = embedded(write_page(str(folder), None).read_text())
     top = data["headline"]
     assert (top["title"], top["command"]) == ("towers", "baechi compare")
-    assert top["verdict"] == {"tone": "good", "large": "1.33 times as fast as plain eager, with m_etf", "text": "Split, with m_sct."}
+    assert top["verdict"] == {"tone": "good", "large": "1.33 times as fast as plain eager, with m_sct", "text": "Split, with m_sct."}
     assert data["peaks_found"] == "computed"
     assert data["recommendation"] == ""  # it is given once
     assert [figure["value"] for figure in top["figures"][1:3]] == ["900 us", "1.40 times as fast"]
     assert top["figures"][2]["detail"] == "range 1.30 to 1.50"  # of three steps
     assert data["peaks"] == [1, 2]
-    for changes, large in (({"recommended": "single"}, "Don't split"), ({"doubts": ["a reason"]}, "Inconclusive")):
+    engine = {"method": "ddp", "measured_step_us": eager, "ratio": {"median": 1.8, "low": 1.7, "high": 1.9}}
+    for changes, tone, large in (
+        ({"recommended": "single"}, "plain", "Don't split"),
+        ({"recommended": None}, "plain", ""),
+        ({"doubts": ["a reason"]}, "doubt", "Inconclusive"),
+        ({"methods": [*methods, engine], "recommended": "ddp", "planned": "m_sct"}, "good", "1.80 times as fast as one device, with ddp"),
+    ):
         (folder / COMPARISON).write_text(json.dumps({**comparison(), **summary, "methods": methods, **changes}))
-        assert embedded(write_page(str(folder), None).read_text())["headline"]["verdict"]["large"] == large
+        verdict = embedded(write_page(str(folder), None).read_text())["headline"]["verdict"]
+        assert (verdict["tone"], verdict["large"]) == (tone, large)
     run = RunFolder.load(folder)
     (folder / "report.json").write_text(json.dumps(report_of(run)))
     data = embedded(write_page(str(folder), None).read_text())
@@ -269,6 +295,8 @@ def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:
         ("report.json", {"speedup_interval": {"median": 1, "low": 1}}, r"missing required field `high` - at `\$.speedup_interval`"),
         ("report.json", {"load_of_others": "half"}, r"Expected `float .*`, got `str` - at `\$.load_of_others`"),
         ("report.json", {"measured_step_us": {"placed": {"median": float("nan")}}}, "Expected `float` >= 0.0 - at"),
+        ("report.json", {"measured_step_us": {"placed": {"samples": [1.0, 0.0]}}}, r"Expected `float` > 0.0 - at .*samples\[1\]"),
+        ("report.json", {"measured_step_us": {**COMPILED["measured_step_us"], "placed": {"samples": [1.0] * 7}}}, "as many samples"),
         ("report.json", {"command": "baechi train"}, "\"command\" is 'baechi train'; expected a list"),
         ("compare.json", {"methods": {}}, r"Expected `array`, got `object` - at `\$.methods`; write it again with baechi compare"),
         ("compare.json", {"methods": ["m_sct"]}, r"Expected `object`, got `str` - at `\$.methods\[0\]`"),

@@ -27,7 +27,7 @@ def place(request: PlaceRequest, output: Output) -> int:
         if request.measured_on is not None:
             source = stage_of("torch", "torch.hardware_probe").hardware_of(request.measured_on)
         graph = costs_on(graph, request.hardware, source)
-        elsewhere = Elsewhere(request.hardware, source, one_device_timeline(graph, cluster.devices[0].speed), graph)
+        elsewhere = Elsewhere(request.hardware, source, one_device_timeline(graph, cluster.devices[cluster.fastest].speed), graph)
     with output.infeasible_printed():
         result = pipeline.plan_watched(graph, cluster, request.plan, pipeline.plan)
     if request.out is not None:

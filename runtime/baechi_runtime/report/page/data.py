@@ -11,6 +11,7 @@ from baechi_ext.ir.op_graph import PHASES, OpGraph
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.report.page.headline import headline
 from baechi_runtime.report.palette import DEVICES, text_colour
+from baechi_runtime.report.plan_files import bound_of
 from baechi_runtime.report.reading import results_of
 from baechi_runtime.report.report import Comparison, Run
 from baechi_runtime.report.run_steps import steps_of
@@ -76,6 +77,7 @@ def _plan(run: RunFolder) -> dict[str, Any]:
     value = run.plan.to_json()
     whole = {"placement", "op_digests", "peak_memory_bytes", "options", "command"} | ({"graph_fingerprint"} if run.hybrid else set())
     kept = {name: found for name, found in value.items() if name not in whole}
+    kept["lower_bound_us"] = bound_of(run.plan, run.timeline)
     return kept | {"priority": None if run.plan.priority is None else list(run.plan.priority)}
 
 

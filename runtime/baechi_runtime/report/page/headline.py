@@ -11,7 +11,7 @@ from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.measure.samples import Samples
 from baechi_runtime.report.findings import load_text, prediction_error
-from baechi_runtime.report.plan_files import other_costs
+from baechi_runtime.report.plan_files import bound_of, other_costs
 from baechi_runtime.report.report import SINGLE, Comparison, Run, Script, Step, Training
 from baechi_runtime.report.tables import as_range, as_size, as_time
 from baechi_runtime.report.verdict import Verdict, compared, interval_text, step_verdict, verdict
@@ -40,7 +40,7 @@ def _lead(run: RunFolder) -> str:
 
 
 def _figures(run: RunFolder, report: Run) -> list[dict[str, str]]:
-    step, bound = run.timeline.makespan_us, run.plan.lower_bound_us
+    step, bound = run.timeline.makespan_us, bound_of(run.plan, run.timeline)
     above = f"{step / bound - 1:.1%} above the lower bound of {as_time(bound)}" if bound else "no lower bound"
     figures = [figure("predicted step", as_time(step), above)]
     figures += _measured(run, report)
@@ -81,12 +81,8 @@ def _spread(steps: Samples) -> str:
 
 
 def _verdict(run: RunFolder, report: Run) -> Verdict:
-    doubts, (gain, other) = report.doubts or [], compared(report)
     if isinstance(report, Comparison) and report.recommendation:
-        large = "" if gain is None else f"{gain.median:.2f} times as fast as {other}, with {run.plan.method}"
-        if report.recommended == SINGLE:
-            large = "Don't split"
-        return verdict("doubt" if doubts else "good", "Inconclusive" if doubts else large, report.recommendation)
+        return _recommended(report)
     found = step_verdict(report, splits=run.splits)
     if found is not None:
         return found
@@ -100,9 +96,23 @@ def _verdict(run: RunFolder, report: Run) -> Verdict:
     return verdict("plain", large, predicted if report.measured is None else measured)
 
 
+def _recommended(report: Comparison) -> Verdict:
+    """The recommendation of a comparison, with its gain: of what has no plan, so that the run is of another method, the gain over one
+    device."""
+    if report.doubts:
+        return verdict("doubt", "Inconclusive", report.recommendation)
+    if report.recommended in (None, SINGLE):
+        return verdict("plain", "" if report.recommended is None else "Don't split", report.recommendation)
+    gain, other = compared(report)
+    if report.planned not in (None, report.recommended):
+        gain, other = next((method.ratio for method in report.methods if method.name == report.recommended), None), "one device"
+    large = "" if gain is None else f"{gain.median:.2f} times as fast as {other}, with {report.recommended}"
+    return verdict("good", large, report.recommendation)
+
+
 def _on_one_device(run: RunFolder) -> Timeline:
-    """The whole step on the first device, which no other one at work slows down, as a Run of the library has it."""
-    graph, profile, speed = run.whole, run.profile, run.devices[0].speed
+    """The whole step on the fastest device, which no other one at work slows down, as a Run of the library has it."""
+    graph, profile, speed = run.whole, run.profile, max(device.speed for device in run.devices)
     if profile is None or profile.contention is None:
         return one_device_timeline(graph, speed)
     # The graph says if one thread gives all devices their work; where each has its own, or is a core, an op takes no less than its thread.
