@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from baechi_runtime.models.training_step import TrainingStep
-from baechi_runtime.sharding.layout import Argument
+from baechi_runtime.sharding.layout import Argument, flattened
 from baechi_runtime.sharding.moves import move
 from baechi_runtime.torch.lowering.random_state import as_it_was
 
@@ -98,7 +98,7 @@ class Links:
 def probed_links(mesh: DeviceMesh, device: torch.device) -> Links:
     """The links, measured. Every process has to call it; each gets the same answer."""
     found: dict[tuple[str, int], tuple[float, ...]] = {}
-    for dims in [(d,) for d in range(mesh.ndim)] + [tuple(range(mesh.ndim))] * (mesh.ndim > 1):
+    for dims in [(d,) for d in range(mesh.ndim)] + flattened(mesh.shape):
         processes = prod(mesh.size(d) for d in dims)
         if processes > 1 and (_SUM, processes) not in found:
             times = [_probed(mesh, dims, size // 4 // processes * processes, device) for size in _BYTES]

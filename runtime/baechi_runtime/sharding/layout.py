@@ -78,17 +78,22 @@ def checked_shape(processes: int, wanted: Sequence[int] | None) -> tuple[int, ..
     return tuple(wanted)
 
 
+def flattened(shape: Sequence[int]) -> list[tuple[int, ...]]:
+    """The dimensions of a mesh that messages go over together, as over one."""
+    every = [c for n in range(2, len(shape) + 1) for c in combinations(range(len(shape)), n)]
+    return every if len(shape) <= _MOST_FLATTENED else every[-1:]
+
+
 def make_mesh(device_type: str, shape: Sequence[int]) -> DeviceMesh:
     """The mesh over all processes of the group, in the order of their ranks. Every process has to call it."""
     mesh = init_device_mesh(device_type, tuple(shape), mesh_dim_names=tuple(f"dim{d}" for d in range(len(shape))))
-    every = [c for n in range(2, len(shape) + 1) for c in combinations(range(len(shape)), n)]
-    for dims in every if len(shape) <= _MOST_FLATTENED else every[-1:]:
+    for dims in flattened(shape):
         flatten_mesh(mesh, dims)  # DTensor goes over several dimensions at once where they are one as well
     return mesh
 
 
 def groups(mesh: DeviceMesh, dims: Sequence[int]) -> list[dist.ProcessGroup]:
     """The process groups that a sum over these dimensions goes through, one after the other."""
-    if len(dims) > 1 and (mesh.ndim <= _MOST_FLATTENED or len(dims) == mesh.ndim):
+    if tuple(dims) in flattened(mesh.shape):
         return [flatten_mesh(mesh, dims).get_group()]
     return [mesh.get_group(d) for d in dims]

@@ -1,11 +1,17 @@
 """Meshes, and what of a configuration can be laid out on one."""
 
+from itertools import combinations
+
 import pytest
+import torch
+import torch.distributed as dist
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from baechi_ext.shard.graph import Axis, Node, Tensor
 from baechi_runtime.sharding.binding import assignments
-from baechi_runtime.sharding.layout import Argument, mesh_shape, placements
+from baechi_runtime.sharding.calibration import probed_links
+from baechi_runtime.sharding.layout import Argument, groups, make_mesh, mesh_shape, placements
 
 LINEAR = Node(
     "linear",
@@ -46,3 +52,16 @@ def test_placements_follow_the_axes() -> None:
     assert placements(LINEAR.outputs[0], batch_and_sum, Partial()) == (Shard(0), Partial())
     assert Argument.of(LINEAR.inputs[0], batch_and_sum) == Argument((Shard(0), Shard(1)), (Shard(0), Shard(1)))
     assert Argument.of(LINEAR.weights[0], batch_and_sum) == Argument((Replicate(), Shard(1)), (Partial(), Shard(1)))
+
+
+@pytest.mark.parametrize("processes", [8, 12, 16])
+def test_a_sum_over_any_dimensions_goes_through_groups_whose_messages_are_probed(processes: int) -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
+    try:
+        mesh = make_mesh("cpu", mesh_shape(processes))
+        links = probed_links(mesh, torch.device("cpu"))
+        every = [dims for n in range(1, mesh.ndim + 1) for dims in combinations(range(mesh.ndim), n)]
+        sizes = {group.size() for dims in every for group in groups(mesh, dims)}
+    finally:
+        dist.destroy_process_group()
+    assert sizes == {size for _, size in links.probed}
