@@ -89,7 +89,7 @@ def machine_of(devices: int, link: Link, speed: float, memory_bytes: float | Non
 def compute_share(node: Node, configuration: Sequence[int]) -> float:
     """The part of a node's arithmetic that a device does."""
     whole = node.flop()
-    return node.flop(configuration) / whole if whole else share_of(node.outputs, configuration)
+    return node.flop(configuration) / whole if whole else share_of(node.results, configuration)
 
 
 def share_of(tensors: Sequence[Tensor], configuration: Sequence[int]) -> float:
@@ -107,7 +107,7 @@ def _times(node: Node, us: float) -> list[Compute]:
     """The node's arithmetic, as much as takes `us` in all; of a node without any, by what it writes."""
     whole = node.flop()
     if not whole:
-        return _by_words(node, us, node.outputs)
+        return _by_words(node, us, node.results)
     return [replace(term, flop=term.flop * us / whole) for term in node.terms if isinstance(term, Compute)]
 
 

@@ -70,7 +70,7 @@ def op_splits(graph: OpGraph, sharding: Sharding, tables: Tables, choice: Sequen
         node, configuration = sharding.graph.nodes[n], strategy[n]
         update = op.phase == "update"
         weights = share_of(node.weights, configuration)
-        output = weights if update else share_of(node.outputs, configuration)
+        output = weights if update else share_of(node.results, configuration)
         tensors = {graph.tensors[t].name: _share_by_size(node, configuration, graph.tensors[t].bytes, op.phase) for t in graph.outputs[v]}
         found.append(
             OpSplit(
@@ -89,7 +89,7 @@ def op_splits(graph: OpGraph, sharding: Sharding, tables: Tables, choice: Sequen
 def _share_by_size(node: Node, configuration: Sequence[int], size: float, phase: str) -> float:
     """A device's part of a tensor of an op of the node. It is the node's result, or in the backward pass a gradient of what it reads, and
     is known by its size; where several are that large, or none, a device has the largest part that any of them could mean."""
-    known = node.outputs if phase == "forward" else (*node.inputs, *node.weights)
+    known = node.results if phase == "forward" else (*node.inputs, *node.weights)
     alike = [tensor for tensor in known if tensor.words * _WORD_BYTES == size]
     return max((1.0 / parts_of(tensor, configuration) for tensor in alike or known), default=1.0)
 

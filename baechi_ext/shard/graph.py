@@ -55,7 +55,8 @@ class Tensor:
 class Node:
     """A layer: iteration space, tensors, costs. `contiguous`: axes after a partly split one can't be split (a reshape).
 
-    `weights` are parameters, which the node holds and which no edge brings.
+    `weights` are parameters, which the node holds and which no edge brings; the last `passed` outputs are parameters that it only reads,
+    and that go on from it to others.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Node:
     terms: tuple[Term, ...] = ()
     weights: tuple[Tensor, ...] = ()
     contiguous: bool = False
+    passed: int = 0
 
     def __post_init__(self) -> None:
         for tensor in (*self.inputs, *self.outputs, *self.weights):
@@ -81,6 +83,11 @@ class Node:
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(axis.size for axis in self.axes)
+
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        """The outputs that it computes."""
+        return self.outputs[: len(self.outputs) - self.passed]
 
     def flop(self, configuration: Sequence[int] | None = None) -> float:
         """Operations of a device in a configuration; by default of one that has everything."""

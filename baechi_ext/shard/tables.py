@@ -164,7 +164,7 @@ def node_bytes(node: Node, space: Configurations, machine: Machine) -> Costs:
     """Bytes that a node holds on a device, for each configuration: parameters, their gradients and optimizer state, and results, kept for
     the backward pass. Devices that a configuration leaves over hold copies."""
     weights = sum((t.words / t.parts(space) for t in node.weights), np.zeros(len(space)))
-    outputs = sum((t.words / t.parts(space) for t in node.outputs if node.op not in _VIEWS), np.zeros(len(space)))
+    outputs = sum((t.words / t.parts(space) for t in node.results if node.op not in _VIEWS), np.zeros(len(space)))
     return machine.word_bytes * ((2.0 + machine.optimizer_words) * weights + outputs)
 
 

@@ -322,7 +322,9 @@ class _Walk:
                 self.made[source] = (index, len(outputs))
                 outputs.append(read.tensor)
         self.reads[node.name] = tuple((r.value.source.name, r.tensor) for r in loops.reads)
-        self.nodes.append(Node(node.name, loops.op, tuple(loops.axes), tuple(inputs), tuple(outputs), tuple(loops.terms), tuple(weights)))
+        tensors = tuple(inputs), tuple(outputs)
+        passed = len(outputs) - len(loops.writes)
+        self.nodes.append(Node(node.name, loops.op, tuple(loops.axes), *tensors, tuple(loops.terms), tuple(weights), passed=passed))
         values = [Value(node, s, w.names, gradient=g) for w, s, g in zip(loops.writes, loops.shapes, gradients, strict=True)]
         self.values[node] = values[0] if isinstance(node.meta["val"], torch.Tensor) else values
         self.made[node] = (index, 0)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, fx, nn
@@ -15,7 +16,7 @@ from baechi_ext.shard.layers import Layers, Value
 from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.rules import Rules
 from baechi_ext.shard.search import search
-from baechi_ext.shard.tables import build_tables, configurations
+from baechi_ext.shard.tables import build_tables, configurations, node_bytes
 from baechi_ext.shard.terms import AllReduce, Compute
 from baechi_runtime.cli.main import main
 from baechi_runtime.sharding.captured import CapturedGraph, ForwardGraph, captured_graph, forward_graph
@@ -299,6 +300,10 @@ def test_a_shared_parameter_is_held_once_and_moves_where_its_splits_differ() -> 
     _, graph = captured("attention")
     holders = [n.name for n in graph.graph.nodes for t in n.weights if t.shape == (20, 16)]
     assert holders == ["embedding"]
+    embedding, whole = node(graph, "embedding"), np.ones((1, len(node(graph, "embedding").axes)), np.int64)
+    (result,) = embedding.results
+    (held,) = node_bytes(embedding, whole, Machine(devices=4))
+    assert held == 4 * (3 * 20 * 16 + result.words)  # what goes on to the next reader is no activation
     names = [n.name for n in graph.graph.nodes]
     edge = next(e for e in graph.graph.edges if (names[e.source], names[e.target]) == ("embedding", "t"))
     tables = build_tables(graph.graph, Machine(devices=4))
