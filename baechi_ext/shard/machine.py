@@ -47,6 +47,8 @@ class Machine:
                 raise ShardError(f"{flag} is {us:g}; give a finite number of microseconds, 0 or more")
         if self.optimizer_words < 0:
             raise ShardError(f"{self.optimizer_words} numbers of optimizer state per parameter; give 0 or more (--optimizer_words)")
+        if self.devices_per_node is None and (self.node_gigabytes_per_second, self.node_latency_us) != (None, None):
+            raise ShardError("--node_bw and --node_latency are of links between nodes; give --devices_per_node as well")
         if self.devices_per_node is not None and self.devices_per_node < 1:
             raise ShardError(f"{self.devices_per_node} devices per node; give 1 or more (--devices_per_node)")
         object.__setattr__(self, "flop_per_word", self._flop_per_word(self.gigabytes_per_second))

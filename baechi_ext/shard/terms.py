@@ -43,8 +43,11 @@ class Shares:
         if self.machine.devices_per_node is None:
             return self.group(axes)
         inner = np.cumprod(self.splits[:, ::-1], axis=1)[:, ::-1] / self.splits
-        room = np.maximum(self.machine.devices_per_node // inner, 1)
-        return np.minimum(self.splits, room)[:, axes].prod(axis=1).astype(float)
+        room = self.machine.devices_per_node // inner
+        near = np.ones_like(self.splits)
+        for parts in range(2, min(self.machine.devices_per_node, int(self.splits.max(initial=1))) + 1):
+            near[(self.splits % parts == 0) & (parts <= room)] = parts  # as many in each node
+        return near[:, axes].prod(axis=1).astype(float)
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,7 @@ def test_the_graph_as_dot(run: Run, tmp_path: Path) -> None:
         (["--bw", -1], "--bw is -1; give a finite number above 0"),
         (["--latency", -1], "--latency is -1; give a finite number of microseconds, 0 or more"),
         (["--node_bw", 0], "--node_bw is 0; give a finite number above 0"),
+        (["--node_latency", 5], "give --devices_per_node as well"),
         (["--devices_per_node", 0], "0 devices per node; give 1 or more"),
         (["--optimizer_words", -1], "-1 numbers of optimizer state"),
         (["-m", 64], "alexnet has no hidden width to set; -m is for rnnlm and transformer"),

@@ -76,6 +76,18 @@ def test_two_levels() -> None:
     assert cost(both, (2, 1, 4), machine=one_node) == pytest.approx(cost(both, (2, 1, 4)))
 
 
+def test_as_many_of_an_axis_are_in_each_node() -> None:
+    """12 devices in nodes of 4, of which 3 parts by the batch have 2 by units inside: the ring between nodes is one of 3."""
+    machine = Machine(devices=12, devices_per_node=4, node_gigabytes_per_second=1.6)
+    node = Node("u", "test", (Axis("batch", 12), Axis("units", 24)), (), ())
+    shares = Shares(node.sizes, configurations(node, 12), machine)
+    for axes in ((0,), (1,), (0, 1)):
+        assert not (shares.group(axes) % shares.near(axes)).any()
+    sums = AllReduce(1.0, (1,), (0,), "sum")
+    splits = np.array([[3, 2, 1]])
+    assert sums.cost(Shares((12, 24, 1), splits, machine)) == pytest.approx(10 * WORD * 12 * 2 * 2 / 3)
+
+
 def two_nodes(shape: tuple[int, int], terms: tuple[Term, ...] = ()) -> ShardGraph:
     axes = (Axis("a", shape[0]), Axis("b", shape[1]))
     tensor = Tensor(shape, ((0,), (1,)))
