@@ -33,17 +33,19 @@ class Product(NamedTuple):
 
 
 class Image(NamedTuple):
-    """The image that a window moves over: height and width (`shape`), the `window`, and how far it moves at once (`stride`)."""
+    """The image that a window moves over: height and width (`shape`), the `window`, how far it moves at once (`stride`), and how far
+    apart the places are that it reads (`dilation`)."""
 
     shape: tuple[int, int]
     window: tuple[int, int]
     stride: tuple[int, int]
     result: tuple[int, int]
+    dilation: tuple[int, int] = (1, 1)
 
     @property
     def reach(self) -> tuple[float, float]:
         """The rows and columns that a part's windows read beyond the part."""
-        r, s = (max(w - step, 0) for w, step in zip(self.window, self.stride, strict=True))
+        r, s = (max(d * (w - 1) + 1 - step, 0) for w, step, d in zip(self.window, self.stride, self.dilation, strict=True))
         return float(r), float(s)
 
 

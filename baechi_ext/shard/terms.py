@@ -112,9 +112,10 @@ class Halo:
 
     def cost(self, shares: Shares) -> Costs:
         splits = shares.splits[:, self.along]
-        part = np.array(self.shape, float) / splits
+        whole = np.array(self.shape, float)
+        part = whole / splits
         rim = np.where(splits > 1, np.array(self.reach, float), 0.0)
-        words = ((part + rim).prod(axis=1) - part.prod(axis=1)) * self.words * shares.count(self.axes)
+        words = (np.minimum(part + rim, whole).prod(axis=1) - part.prod(axis=1)) * self.words * shares.count(self.axes)
         return shares.machine.exchange(words, shares.devices, messages=2.0)
 
 

@@ -176,7 +176,7 @@ def pooling(loops: Loops) -> None:
     axes = [loops.axis(name, size) for name, size in zip(x.names[:2], x.shape[:2], strict=True)]
     axes += [loops.axis(name, size, splits=splits) for name, size in zip(SPATIAL[-count:], after, strict=True)]
     if splits:
-        image = Image(pair(before), pair(window), pair(loops["stride"] or given), pair(after))
+        image = Image(pair(before), pair(window), pair(loops["stride"] or given), pair(after), pair(loops["dilation"]))
         loops.terms += loops.rules.pooling(tuple(axes), image)
     else:
         loops.compute(2.0 * prod(window))

@@ -106,7 +106,7 @@ def convolution(loops: Loops) -> None:
     loops.read(bias, [outs])
     loops.write([batch, outs, *(whole if transposed else places)], ["batch", "channels", *image])
     if splits:
-        shape = Image(x.shape[2:], window, pair(loops["stride"]), pair(loops.shape[2:]))
+        shape = Image(x.shape[2:], window, pair(loops["stride"]), pair(loops.shape[2:]), pair(loops["dilation"]))
         others = (batch, c) if group is None else (batch, group, c)
         loops.terms.append(Halo(2.0 if x.gradient else 1.0, others, tuple(places), shape.shape, shape.reach))
 

@@ -144,6 +144,8 @@ def along(loops: Loops) -> None:
     """Ops along one dimension, or some, which are whole, and independent over all others: cumsum, flip, sort, topk, pad, glu."""
     x = loops["self"]
     dims = loops["dim"] if loops["dim"] is not None else loops["dims"]
+    if loops["shifts"] is not None and not dims:
+        dims = range(len(x.shape))  # roll goes on from each row to the next
     loops.op = "along"
     changed = [i for i, (a, b) in enumerate(zip(x.shape, loops.shape, strict=True)) if a != b]
     whole = changed if loops["pad"] is not None else range(len(x.shape))[-2:] if dims is None else [dims] if isinstance(dims, int) else dims

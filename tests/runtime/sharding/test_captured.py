@@ -17,7 +17,7 @@ from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.rules import Rules
 from baechi_ext.shard.search import search
 from baechi_ext.shard.tables import build_tables, configurations, node_bytes
-from baechi_ext.shard.terms import AllReduce, Compute
+from baechi_ext.shard.terms import AllReduce, Compute, Halo
 from baechi_runtime.cli.main import main
 from baechi_runtime.sharding.captured import CapturedGraph, ForwardGraph, captured_graph, forward_graph
 from baechi_runtime.sharding.op_names import op_name
@@ -367,6 +367,32 @@ def test_splits_of_images_exchange_rims() -> None:
     conv = node(graph, "conv2d_1")
     assert [a.name for a in conv.axes if a.splits] == ["batch", "groups", "height", "width"]
     assert [t.kind for t in conv.terms][-1] == "halo"
+
+
+class Dilated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=2, dilation=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.max_pool2d(self.conv(x), 2, stride=1, dilation=3).sum()
+
+
+def test_a_dilated_window_reaches_farther() -> None:
+    forward = forward_graph(Dilated(), (torch.randn(BATCH, 3, 12, 12),))
+    graph = captured_graph(forward, splits_images=True).graph
+    reaches = [term.reach for n in graph.nodes for term in n.terms if isinstance(term, Halo)]
+    assert reaches == [(4.0, 4.0), (3.0, 3.0)]
+
+
+class Rolled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.roll(x * 2, 1).sum() + torch.roll(x * 2, 1, 1).sum()
+
+
+def test_what_is_rolled_over_all_dimensions_is_whole() -> None:
+    graph = captured_graph(forward_graph(Rolled(), (torch.randn(BATCH, 6, requires_grad=True),))).graph
+    assert [[axis.splits for axis in n.axes] for n in graph.nodes if n.op == "along"] == [[], [True]]
 
 
 def test_alexnet_splits_as_the_graph_by_hand_does(capsys: pytest.CaptureFixture[str]) -> None:
