@@ -33,9 +33,14 @@ class LayerCost:
         return self.own + self.moved
 
     @property
+    def hidden(self) -> float:
+        """The cost, below 0, of what goes on at the same time."""
+        return self.own - sum(self.kinds.values())
+
+    @property
     def parts(self) -> dict[str, float]:
         """The parts of the total that are not zero."""
-        parts = {**self.kinds, MOVED: self.moved, HIDDEN: self.own - sum(self.kinds.values())}
+        parts = {**self.kinds, MOVED: self.moved, HIDDEN: self.hidden}
         return {kind: cost for kind, cost in parts.items() if abs(cost) > 1e-9 * max(self.total, 1e-300)}
 
 

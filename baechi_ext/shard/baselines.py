@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from baechi_ext.shard.graph import Node
-from baechi_ext.shard.tables import Configurations, Tables, divisors
+from baechi_ext.shard.machine import Costs
+from baechi_ext.shard.tables import Configurations, Tables, bytes_of, divisors, node_bytes
 
 Wanted = Sequence[tuple[str, int]]
 """Names of axes, and into how many parts each may be split; the first come first."""
@@ -27,6 +28,8 @@ class Baseline:
     choice: tuple[int, ...]
     cost: float
     note: str = ""
+    fits: bool = True
+    """False if it holds more than the machine's memory limit."""
 
 
 def data_parallel(tables: Tables) -> Baseline:
@@ -58,7 +61,7 @@ def megatron(tables: Tables) -> Baseline:
             return [*split, ("batch", devices // parts)]
 
         found.append(_baseline(tables, "megatron", wanted, f"{parts} by features, {devices // parts} by batch"))
-    return min(found, key=lambda b: b.cost, default=data_parallel(tables))
+    return min(found, key=lambda b: (not b.fits, b.cost), default=data_parallel(tables))
 
 
 def experts(tables: Tables) -> list[Baseline]:
@@ -76,6 +79,7 @@ def random_walk(tables: Tables, start: Baseline, *, seconds: float, most_proposa
     choice, cost = list(start.choice), start.cost
     best, best_cost = tuple(choice), cost
     temperature = _TEMPERATURE * start.cost
+    held, spare = _held(tables), _spare(tables, start.choice)
     began = gained = time.perf_counter()
     proposals = 0
     while proposals < most_proposals:
@@ -85,14 +89,30 @@ def random_walk(tables: Tables, start: Baseline, *, seconds: float, most_proposa
         for v, part, luck in zip(random.integers(len(choice), size=64), random.random(64), random.random(64), strict=True):
             proposals += 1
             candidate = int(part * tables.sizes[v])
+            more = float(held[v][candidate] - held[v][choice[v]]) if held else 0.0
+            if more > spare:
+                continue
             difference = _difference(tables, choice, int(v), candidate)
             if difference <= 0 or luck < math.exp(-difference / temperature):
                 choice[v] = candidate
-                cost += difference
+                cost, spare = cost + difference, spare - more
                 if cost < best_cost * (1 - 1e-12):
                     best, best_cost, gained = tuple(choice), cost, time.perf_counter()
     note = f"from {start.name}, {proposals} proposals in {time.perf_counter() - began:.3g} s"
-    return Baseline("random walk", best, tables.cost(best), note)
+    return Baseline("random walk", best, tables.cost(best), note, start.fits)
+
+
+def _held(tables: Tables) -> list[Costs]:
+    """The bytes that each node holds in each configuration, where the machine has a limit."""
+    if tables.machine.memory_bytes is None:
+        return []
+    return [node_bytes(node, space, tables.machine) for node, space in zip(tables.graph.nodes, tables.spaces, strict=True)]
+
+
+def _spare(tables: Tables, choice: Sequence[int]) -> float:
+    """The bytes that a device may hold beside a strategy's; below 0 where these are too many."""
+    limit = tables.machine.memory_bytes
+    return math.inf if limit is None else limit - bytes_of(tables, choice)
 
 
 def _difference(tables: Tables, choice: Sequence[int], v: int, candidate: int) -> float:
@@ -105,7 +125,8 @@ def _difference(tables: Tables, choice: Sequence[int], v: int, candidate: int) -
 
 def _baseline(tables: Tables, name: str, wanted: Callable[[Node], Wanted], note: str = "") -> Baseline:
     choice = tuple(_nearest(node, space, wanted(node)) for node, space in zip(tables.graph.nodes, tables.spaces, strict=True))
-    return Baseline(name, choice, tables.cost(choice), note)
+    fits = _spare(tables, choice) >= 0
+    return Baseline(name, choice, tables.cost(choice), note if fits else ", ".join(filter(None, (note, "does not fit"))), fits)
 
 
 def _nearest(node: Node, space: Configurations, wanted: Wanted) -> int:

@@ -1,6 +1,7 @@
 """`baechi pase`: what it prints and writes, the original's command line, and bad input."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,15 @@ def test_measure_profile_and_analysis(run: Run) -> None:
     total = sum(layer["own_flop"] + layer["moved_flop"] for layer in result["layers"])
     assert total == pytest.approx(result["cost_flop"], rel=1e-9)
     assert all(sum(layer["kinds_flop"].values()) == pytest.approx(layer["own_flop"]) for layer in result["layers"])
+
+
+def test_kinds_add_up_where_something_is_hidden(run: Run) -> None:
+    flags = ["pase", "-g", "alexnet", "-a", "--overlap"]
+    layers = json.loads(run(*flags, "--json")[1])["layers"]
+    assert min(layer["hidden_flop"] for layer in layers) < 0
+    assert all(sum(layer["kinds_flop"].values()) + layer["hidden_flop"] == pytest.approx(layer["own_flop"]) for layer in layers)
+    table = run(*flags)[1].split("where the cost lies")[1].split("\n\n")[0]
+    assert sum(float(share) for share in re.findall(r"(-?[\d.]+)%", table)) == pytest.approx(100, abs=0.1)
 
 
 def test_the_plan_file(run: Run, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from baechi_ext.shard.baselines import data_parallel, experts, megatron, one_wei
 from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.networks import NETWORKS, network
 from baechi_ext.shard.search import search
-from baechi_ext.shard.tables import Tables, build_tables
+from baechi_ext.shard.tables import Tables, build_tables, bytes_of
 
 
 def tables_of(name: str, devices: int, *, cost_model: str = "default") -> Tables:
@@ -72,3 +72,15 @@ def test_a_walk_finds_a_small_optimum() -> None:
 def test_one_device_leaves_nothing_to_choose() -> None:
     found = search(network("alexnet", 64), Machine(devices=1))
     assert {b.cost for b in experts(found.tables)} == {found.cost}
+
+
+def test_what_does_not_fit_says_so_and_no_walk_leaves_the_limit() -> None:
+    free = search(network("alexnet", 64), Machine(devices=8))
+    limit = 0.9 * bytes_of(free.tables, data_parallel(free.tables).choice)
+    tables = build_tables(network("alexnet", 64), Machine(devices=8, memory_bytes=limit))
+    known = experts(tables)
+    assert [b.fits for b in known] == [bytes_of(tables, b.choice) <= limit for b in known]
+    assert not known[0].fits
+    assert known[0].note == "does not fit"
+    start = min((b for b in known if b.fits), key=lambda b: b.cost)
+    assert bytes_of(tables, random_walk(tables, start, seconds=60, most_proposals=5000).choice) <= limit

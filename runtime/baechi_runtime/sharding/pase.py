@@ -87,7 +87,10 @@ class PaseReport(Findings):
 
     def report(self) -> Sharding:
         elimination, plan = self.found.elimination, {key: value for key, value in self.plan.to_json().items() if key != "kind"}
-        layers = [{"name": c.name, "own_flop": c.own, "kinds_flop": c.kinds, "moved_flop": c.moved} for c in self.layers]
+        layers = [
+            {"name": c.name, "own_flop": c.own, "kinds_flop": c.kinds, "hidden_flop": c.hidden, "moved_flop": c.moved}
+            for c in self.layers
+        ]
         return Sharding(
             **plan,
             search_seconds=self.seconds,
@@ -162,7 +165,7 @@ class PaseReport(Findings):
         total = self.plan.cost_flop or 1.0
         kinds: dict[str, float] = defaultdict(float)
         for layer in self.layers:
-            for kind, cost in (*layer.kinds.items(), ("moving tensors", layer.moved)):
+            for kind, cost in layer.parts.items():
                 kinds[kind] += cost
         costs = sorted(kinds.items(), key=itemgetter(1), reverse=True)
         yield table_of(("kind", "of all", "FLOP"), ((kind, f"{cost / total:.2%}", f"{cost:,.0f}") for kind, cost in costs))
@@ -184,7 +187,7 @@ def run(request: PaseRequest, model: "CapturedGraph | None" = None) -> PaseRepor
         if path is not None:
             require_writable(path)
     batch, devices = request.batch if model is None else model.batch, request.machine.devices
-    if batch < devices:
+    if model is None and batch < devices:
         raise ShardError(f"a batch of {batch} is smaller than the number of devices, {devices}; give a larger one (-b) or fewer (-p)")
     if request.executable and model is None:
         raise ShardError("--executable is for what can be run, a captured model; give --model_name or a script, or drop it")
@@ -213,8 +216,8 @@ def run(request: PaseRequest, model: "CapturedGraph | None" = None) -> PaseRepor
         plan.save(Path(request.out), MadeBy(request.command))
     layers = layer_costs(found.tables, found.choice) if request.analyse else []
     others = experts(found.tables) if request.compare else []
-    if others:  # and a walk from the best of them, for as long as the search took
-        others.append(random_walk(found.tables, min(others, key=lambda b: b.cost), seconds=statistics.median(seconds)))
+    if fitting := [b for b in others if b.fits]:  # and a walk from the best of them, for as long as the search took
+        others.append(random_walk(found.tables, min(fitting, key=lambda b: b.cost), seconds=statistics.median(seconds)))
     text = io.StringIO()
     if request.profile:
         pstats.Stats(profile, stream=text).sort_stats("cumulative").print_stats(_PROFILED)
