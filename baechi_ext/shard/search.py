@@ -240,7 +240,7 @@ def _least(tables: Tables, held: Sequence[Costs], limit: float, plan: Eliminatio
     if _held(held, choice) > limit:
         raise ShardError(
             f"no strategy fits {limit / 2**20:.4g} MiB a device: the least that can be held is {_held(held, choice) / 2**20:.4g} MiB; "
-            "give more memory (--device_memory), more processors (-p) or a smaller batch (-b)"
+            "give more memory (--device_memory), more processors or a smaller batch"
         )
     return Answer(choice, tables.cost(choice), 0.0, plan)
 

@@ -161,6 +161,14 @@ class TrainRequest(DevicesRequest):
             "--cluster": self.cluster is not None,
             "--device_speeds": self.device_speeds is not None,
             "--relaxed_random": self.relaxed_random,
+            "--memory_fraction, or add --device_memory=SIZE": self.memory_fraction < 1 and self.device_memory is None,
+            "--comm_cost_coeffs": self.link is not None,
+            "--comm_cost_factor": self.comm_cost_factor != 1,
+            "--cost_path": self.cost_path is not None,
+            f"--placement_method={self.plan.method}": self.plan.method != "auto",
+            "--batch_norm=per_part": self.batch_norm_per_part,
+            "--colocate_grads_with_ops": self.colocate_grads_with_ops,
+            "--log_device_placement": self.log_device_placement,
         }.items():
             refuse(given, f"--sharding splits a built-in model of torch's over worker processes; drop {flag}")
 
@@ -181,6 +189,11 @@ class TrainRequest(DevicesRequest):
         """True if devices may hold less than the machine has."""
         given = () if self.cluster is None else self.cluster.devices
         return self.device_memory is not None or self.memory_fraction < 1 or any(d.memory_bytes is not None for d in given)
+
+    @property
+    def plan_memory(self) -> int | None:
+        """The bytes of each device's `device_memory` that a plan may use; None: as many as there are."""
+        return None if self.device_memory is None else int(self.device_memory * self.memory_fraction)
 
     @property
     def reads_files(self) -> bool:

@@ -77,8 +77,13 @@ class Loaded(Trained):
     of_parts: bool = False
     """True if the loss is of this process's part of the batch."""
 
+    @property
+    def seed(self) -> int:
+        """The seed that this process draws by: where each drops out of a part of its own, another one on each."""
+        return self.step.seed + (dist.get_rank() if self.of_parts else 0)
+
     def begin(self) -> None:
-        torch.manual_seed(self.step.seed)
+        torch.manual_seed(self.seed)
 
     def run(self) -> tuple[float, float]:
         """See Trained; the loss is the whole batch's, and the microseconds are the slowest process's."""
@@ -110,7 +115,7 @@ class ShardBackend(Backend[Whole, Predicted, Loaded]):
         with progress("measuring the processes and their links"):
             tera_flops = graph.flop / fastest_passes(step, step.inputs, device) / 1e12
             forecaster = Forecaster(graph, step, self.mesh, device)
-            machine = forecaster.machine(tera_flops, step.optimizer.slots)
+            machine = forecaster.machine(tera_flops, step.optimizer.slots, request.plan_memory)
         return Captured(step, graph, machine, forecaster)
 
     def replicated(self, whole: Whole, names: Sequence[str], rehearsal: Rehearsal = _BY_CLOCK) -> dict[str, Predicted]:

@@ -169,12 +169,12 @@ class Forecaster:
         self.call_seconds = max(whole_seconds - calls, 0.0) / len(self._calls)
         """Seconds that the executor adds to a call, and that a call takes longer in a step than by itself."""
 
-    def machine(self, tera_flops: float, optimizer_words: int) -> Machine:
-        """The processes as the search sees them: how fast each computes, how fast a sum goes round in a ring, and what a move takes as the
-        latency of its two messages."""
+    def machine(self, tera_flops: float, optimizer_words: int, memory_bytes: int | None = None) -> Machine:
+        """The processes as the search sees them: how fast each computes and what it may hold, how fast a sum goes round in a ring, and what
+        a move takes as the latency of its two messages."""
         n = dist.get_world_size()
         if n == 1:
-            return Machine(devices=1, tera_flops=tera_flops, optimizer_words=optimizer_words)
+            return Machine(devices=1, tera_flops=tera_flops, optimizer_words=optimizer_words, memory_bytes=memory_bytes)
         small, large = (self.links.seconds("all_reduce", size, n) for size in _SUM_BYTES)
         sent = 2 * (n - 1) / n * (_SUM_BYTES[1] - _SUM_BYTES[0])
         move = self.links.seconds("all_gather", 0, n) + self.links.seconds("reduce_scatter_tensor", 0, n) + self.links.move_seconds
@@ -184,6 +184,7 @@ class Forecaster:
             gigabytes_per_second=sent / max(large - small, 1e-9) / 1e9,
             latency_us=move / 2 * 1e6,
             optimizer_words=optimizer_words,
+            memory_bytes=memory_bytes,
         )
 
     def step(self, strategy: Strategy) -> Forecast:

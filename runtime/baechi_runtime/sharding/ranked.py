@@ -16,6 +16,7 @@ from baechi_ext.capture.parts import Parts
 from baechi_ext.errors import CaptureError, ExecutionError, ShardError
 from baechi_ext.ir import Cluster
 from baechi_ext.shard.search import search
+from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.ranking import Engine
 from baechi_runtime.drivers.train_request import TrainRequest
@@ -71,7 +72,21 @@ class _Worker:
     """A process's part in each engine. All call the same methods in the same order."""
 
     def __init__(self, request: TrainRequest, devices: Sequence[TorchDevice], rank: int, step: TrainingStep) -> None:
-        self._request, self._devices, self._rank = replace(request, sharding=(PASE,), microbatches=1, compile=False), devices, rank
+        self._request = replace(
+            request,
+            sharding=(PASE,),
+            plan=PlanRequest(),  # here and below: what is about placing, which splits of a step are refused with
+            microbatches=1,
+            batch_norm_per_part=False,
+            compile=False,
+            memory_fraction=1.0 if request.device_memory is None else request.memory_fraction,
+            link=None,
+            comm_cost_factor=1.0,
+            cost_path=None,
+            colocate_grads_with_ops=False,
+            log_device_placement=False,
+        )
+        self._devices, self._rank = devices, rank
         self.whole = Whole(step)
         self._rehearsed: dict[str, _Rehearsed] = {}
         self._loaded: dict[str, Loaded] = {}
@@ -124,9 +139,9 @@ class _Worker:
 
     def load(self, name: str) -> None:
         """Makes the engine's step, to be timed beside others, which draw random numbers on some of the processes alone: it draws from a
-        state of its own, the same on all of them."""
-        self._loaded[name] = self._ready(name)
-        self._random_states[name] = torch.Generator().manual_seed(self.whole.step.seed).get_state()
+        state of its own."""
+        loaded = self._loaded[name] = self._ready(name)
+        self._random_states[name] = torch.Generator().manual_seed(loaded.seed).get_state()
 
     def _ready(self, name: str) -> Loaded:
         return self.processes.load(self.whole, self._rehearsed[name].strategy)

@@ -7,6 +7,7 @@ from baechi_ext.shard.baselines import Baseline, data_parallel, megatron, one_we
 from baechi_ext.shard.plan import ShardPlan
 from baechi_ext.shard.search import search_tables
 from baechi_runtime.files.run_folder import STRATEGIES
+from baechi_runtime.report.tables import as_size
 from baechi_runtime.sharding.binding import Searched
 from baechi_runtime.sharding.captured import CapturedGraph
 from baechi_runtime.sharding.forecast import Forecast, Forecaster
@@ -39,10 +40,24 @@ class Predicted:
 
 
 def predicted(searched: Searched, forecaster: Forecaster, name: str) -> Predicted:
-    """A strategy by name, or of a shard plan file: of the candidates for it the first one with the shortest predicted step."""
-    found = [Predicted(name, c, forecaster.step(c), note, forecaster.model) for c, note in candidates(searched, name)]
+    """A strategy by name, or of a shard plan file: of the candidates for it the first one with the shortest predicted step. Raises
+    ShardError where none keeps within the memory limit."""
+    fitting = _fitting(searched, name)
+    found = [Predicted(name, c, forecaster.step(c), note, forecaster.model) for c, note in fitting]
     best = min(found, key=lambda p: p.forecast.step_us)
     return replace(best, note=NO_SPLIT) if name == PASE and not best.splits else best
+
+
+def _fitting(searched: Searched, name: str) -> list[tuple[list[tuple[int, ...]], str]]:
+    """The candidates for a strategy that hold no more than a device may."""
+    found, limit = candidates(searched, name), searched.tables.machine.memory_bytes
+    if limit is None:
+        return found
+    held = [searched.of(configurations).held_bytes for configurations, _ in found]
+    if min(held) > limit:
+        why = f"{name} would hold {as_size(min(held))} on each device, and --device_memory allows {as_size(limit)}"
+        raise ShardError(f"{why}; give more, more processes or a smaller batch, or --sharding={PASE}, which keeps within it")
+    return [candidate for candidate, size in zip(found, held, strict=True) if size <= limit]
 
 
 def candidates(searched: Searched, name: str) -> list[tuple[list[tuple[int, ...]], str]]:
@@ -81,6 +96,11 @@ def _of_plan(searched: Searched, path: str) -> tuple[list[tuple[int, ...]], str]
     if missing or len(plan.shard) != len(nodes):
         what = f"no layer {missing[0]}" if missing else f"{len(plan.shard)} layers, and the model {len(nodes)}"
         raise ShardError(f"{path} has {what}; make a plan of this model: baechi pase --model_name=... --executable --out={path}")
+    for node in nodes:
+        loops, given = {axis.name for axis in node.axes}, plan.shard[node.name].sizes.keys()
+        if loops != given:
+            what = f"{node.name} with the loops {', '.join(given)}, and the model's are {', '.join(axis.name for axis in node.axes)}"
+            raise ShardError(f"{path} has {what}; make a plan of this model: baechi pase --model_name=... --executable --out={path}")
     splits = [plan.shard[node.name].splits for node in nodes]
     configurations = [tuple(split.get(axis.name, 1) for axis in node.axes) for node, split in zip(nodes, splits, strict=True)]
     searched.tables.choice(configurations)  # raises where it can't be run

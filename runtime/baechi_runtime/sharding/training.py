@@ -55,6 +55,9 @@ def _check(request: TrainRequest) -> None:
     if unknown:
         known = ", ".join((*NAMES, *REPLICAS))
         raise OptionError(f"unknown strategy {unknown[0]!r}; choose some of {known}, or name a shard plan (.json)")
+    replicas = [name for name in request.sharding if name in REPLICAS]
+    if request.device_memory is not None and replicas:
+        raise OptionError(f"--device_memory limits what a search finds, and {replicas[0]} is torch's own; drop one of them")
     if request.run is not None and request.run.checkpoint is not None:
         raise OptionError("--checkpoint is for placed models; drop it, or --sharding")
     if request.out is not None:

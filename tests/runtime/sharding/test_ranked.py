@@ -161,7 +161,7 @@ def test_engines_are_predicted_beside_the_plan_that_runs(workers: ForkedWorkers)
 
 def test_steps_of_an_engine_draw_the_same_numbers_on_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else a process draws between them: layers that are split drop out other numbers of one tensor otherwise."""
-    loaded = SimpleNamespace(run=lambda: (torch.rand(()).item(), 1.0))
+    loaded = SimpleNamespace(seed=0, run=lambda: (torch.rand(()).item(), 1.0))
     monkeypatch.setattr(ranked._Worker, "_ready", lambda self, name: loaded)
     monkeypatch.setattr(ranked._Worker, "processes", SimpleNamespace(device=torch.device("cpu")))
     request = TrainRequest("gpt2", PlanRequest(), workers="process")

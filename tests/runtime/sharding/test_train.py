@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from baechi_ext.capture.parts import Parts
 from baechi_ext.errors import OptionError
 from baechi_ext.shard.plan import ShardPlan
 from baechi_runtime.cli.main import main
@@ -79,9 +80,30 @@ def test_data_parallelism_splits_examples_where_there_are_as_many_steps(workers:
     assert strategy["losses"] == pytest.approx([eager.run().item() for _ in range(3)], rel=1e-5)
 
 
+def test_each_process_drops_out_of_its_part_by_numbers_of_its_own(workers: ForkedWorkers) -> None:
+    flags = [*MODEL, "--dropout=0.5", "--train_steps=1", "--json"]
+    command = ["train", "--workers=process", "--sharding=ddp", *flags]
+    (strategy,) = json.loads(workers.run("baechi_on_processes", 2, *command))["strategies"]
+    sizes = {name.removeprefix("--"): int(size) for name, size in (flag.split("=") for flag in MODEL[1:])}
+    step = make_step("rnnlm", ModelOptions(**sizes, dropout=0.5), optimizer_spec("sgd", 0.01))
+    parts = Parts.of(step.inputs, [2, 2], step.batch_dim)
+    losses = []
+    for rank in range(2):
+        torch.manual_seed(step.seed + rank)
+        losses.append(step.module(*parts.inputs_of(step.inputs, rank)).item())
+    assert strategy["losses"] == pytest.approx([sum(losses) / 2], rel=1e-5)
+
+
+def test_a_search_keeps_within_the_memory_of_devices(workers: ForkedWorkers) -> None:
+    flags = ["--workers=process", "--num_steps=1", "--sharding=pase", "--device_memory=16KiB", "--memory_fraction=0.5"]
+    _, _, err = workers.finish("baechi_on_processes", 2, "train", *MODEL, *flags)
+    assert "no strategy fits 0.007812 MiB a device" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--sharding=pase,ddp", "--device_memory=1GiB"], "--device_memory limits what a search finds, and ddp is torch's own"),
         (["--sharding=pase", "--num_devices=2", "--mesh=2x2"], "--mesh=2x2 has 4 processes, and 2 run; give --mesh=2"),
         (["--sharding=best"], "unknown strategy 'best'"),
         (["--sharding=,"], "names no strategy"),
