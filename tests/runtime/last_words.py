@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from baechi_runtime.host.error_line import error_line
+
 BABBLE = ("x" * 79 + "\n") * 5000
 
 if __name__ == "__main__":
@@ -32,7 +34,7 @@ if __name__ == "__main__":
         sys.stderr.flush()
         os.abort()
     if os.environ["RANK"] == "1":
-        sys.stderr.write("error: the cause\n")
+        sys.stderr.write(error_line("the cause"))
         sys.stderr.flush()
         signal.alarm(1)
     time.sleep(60)

@@ -16,6 +16,7 @@ from baechi_ext.errors import ExecutionError
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.torch.processes.crash_log import CrashLog
 from baechi_runtime.torch.processes.launch import Worker, _cause, run_workers
+from baechi_runtime.torch.processes.words import Words
 from tests.processes import ended, runs
 from tests.runtime import workers as anew
 from tests.runtime.forked import start, torchrun
@@ -116,8 +117,8 @@ def test_what_a_worker_has_started_ends_with_it_unless_it_ended_well(tmp_path: P
 
 def test_a_signal_without_a_name_is_told_by_its_number() -> None:
     command = [sys.executable, "-c", "import os, signal\nos.kill(os.getpid(), signal.SIGRTMIN + 1)"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        worker = Worker(0, process)
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        worker = Worker(0, process, Words(process.stderr, "a mark", shown=True))
         process.wait()
         assert f"the worker of device 0 was killed by signal {signal.SIGRTMIN + 1};" in str(_cause([worker], CrashLog.make(1)))
 

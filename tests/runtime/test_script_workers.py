@@ -196,6 +196,27 @@ def test_exit_codes_and_exceptions_are_the_scripts_own(tmp_path: Path) -> None:
     assert err.count("ValueError: mine") == 1
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_script_raises_on_one_worker_is_shown(tmp_path: Path, rank: int) -> None:
+    """The other one, which waits for it, only echoes it."""
+    script = tmp_path / "raises.py"
+    raises = f"if os.environ['RANK'] == '{rank}' and step == 3:\n        raise ValueError('mine')"
+    script.write_text("import os\n" + LOOP.replace("import baechi_ext\n", ALONE).replace("norm =", f"{raises}\n    norm ="))
+    code, _, err = finish(start(*PLACED, str(script)))
+    assert code == 1
+    assert (err.count("Traceback"), err.count("ValueError: mine\n")) == (1, 1)
+    said = f"error: the worker of device {rank} ended with exit code 1 and its last words are above; the worker of device {1 - rank} said: "
+    assert err.splitlines()[-1].startswith(said)
+
+
+def test_a_script_says_error_itself(tmp_path: Path) -> None:
+    """Lines of its own are shown, and its exit code stays."""
+    script = tmp_path / "says.py"
+    script.write_text("import sys\nprint('error: skipped a batch', file=sys.stderr)\nsys.exit(7)\n")
+    code, _, err = finish(start(*PLACED, str(script)))
+    assert (code, err.splitlines()[0]) == (7, "error: skipped a batch")
+
+
 COMPARED = """
 import sys
 import torch

@@ -12,6 +12,7 @@ from baechi_ext.errors import InfeasibleError, legible
 from baechi_ext.ir.files import make_folder, write_text
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_runtime.cli.flags import config
+from baechi_runtime.host.error_line import error_line
 
 if TYPE_CHECKING:
     from baechi_runtime.report.report import Report
@@ -73,5 +74,5 @@ class Output:
 
 def fail(message: str, code: int) -> int:
     """Prints the error line, and returns the exit code."""
-    print("error:", " ".join(legible(message).split()), file=sys.stderr)
+    sys.stderr.write(error_line(" ".join(legible(message).split())))
     return code

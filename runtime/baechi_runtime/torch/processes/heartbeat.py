@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 from torch.distributed.distributed_c10d import Store
 
+from baechi_runtime.host.error_line import error_line
+
 _BEAT_SECONDS = 1.0
 _ENDING_SECONDS = 10.0
 """Time for a thread to end: the store has to answer it, which takes longer where the machine is cut off."""
@@ -59,10 +61,8 @@ def listen(store: Store, timeout_seconds: float) -> Callable[[], None]:
             silent = 0.0 if fresh.is_set() else silent + _BEAT_SECONDS
             fresh.clear()
             if silent > timeout_seconds:
-                sys.stderr.write(
-                    f"error: the worker of device 0 gave no sign of life for {timeout_seconds:g} s; check whether it still runs, and "
-                    "whether its machine can be reached\n"
-                )
+                why = f"the worker of device 0 gave no sign of life for {timeout_seconds:g} s"
+                sys.stderr.write(error_line(f"{why}; check whether it still runs, and whether its machine can be reached"))
                 sys.stderr.flush()
                 os._exit(1)
 

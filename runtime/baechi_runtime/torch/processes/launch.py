@@ -10,21 +10,20 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import IO
+from typing import IO, cast
 
 from baechi_ext.die_with_parent import die_with_parent
 from baechi_ext.errors import BaechiError, ExecutionError, OptionError
 from baechi_ext.python_process import command_of, surroundings
+from baechi_runtime.host.error_line import MARK
 from baechi_runtime.host.interrupts import INTERRUPTED, signal_name, was_terminated
 from baechi_runtime.torch.processes import environment
 from baechi_runtime.torch.processes.crash_log import CrashLog
+from baechi_runtime.torch.processes.words import Words, new_mark, show
 
 _POLL_SECONDS = 0.05
 _PLAN_SECONDS, _TERM_SECONDS = 60.0, 8.0
@@ -32,7 +31,7 @@ _PLAN_SECONDS, _TERM_SECONDS = 60.0, 8.0
 there is less."""
 _LAST_WORDS_SECONDS = 2.0
 """Time for a dead worker's peers to be found dead too, so that the first cause is reported and not its echo."""
-_ENDING_LINES = 2
+_QUOTED_LINES = 2
 """Lines of stderr that are quoted of a worker that aborted: C++ says what was thrown, and then what it held."""
 _FILES, _FILES_A_WORKER = 24, 4
 """Files that rank 0 opens: 31 were counted with two workers, 39 with four. With too few gloo aborts, or waits for its peers in vain."""
@@ -42,46 +41,17 @@ _USAGE_ERROR = 2
 
 @dataclass
 class Worker:
-    """A running worker. Rank 0's stderr is passed on, of the others' its end is kept; `error:` lines are held back until the cause is
+    """A running worker. Rank 0's stderr is passed on, of the others' its end is kept; its own error lines are held back until the cause is
     known."""
 
     rank: int
-    process: subprocess.Popen[str]
-    errors: list[str] = field(default_factory=list)
-    ending: deque[str] = field(default_factory=lambda: deque(maxlen=_ENDING_LINES))
-    """The last lines of stderr besides errors."""
-
-    def __post_init__(self) -> None:
-        if self.process.stderr is not None:
-            self._thread = threading.Thread(target=self._pass_on, args=(self.process.stderr,), daemon=True)
-            self._thread.start()
+    process: subprocess.Popen[bytes]
+    words: Words
 
     @property
     def failure(self) -> int:
         """The exit code that it failed with; 0 where it runs, or ended well."""
         return self.process.poll() or 0
-
-    def _pass_on(self, stream: IO[str]) -> None:
-        with stream:
-            for line in stream:
-                if line.startswith("error:"):
-                    self.errors.append(line.rstrip("\n"))
-                    continue
-                self.ending.append(line.strip())
-                if self.rank == 0:
-                    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it is closed: the worker must not wait
-                        sys.stderr.write(line if line.endswith("\n") else line + "\n")  # cut off in mid-line when it died
-                        sys.stderr.flush()
-
-    def last_words(self) -> list[str]:
-        """Its error lines, all read."""
-        self._thread.join(timeout=_LAST_WORDS_SECONDS)
-        return self.errors
-
-
-    def let_go(self) -> None:
-        """Waits a while until all that it has said is read: a process that a script left behind may go on for long."""
-        self._thread.join(timeout=_LAST_WORDS_SECONDS)
 
 
 def run_workers(arguments: Sequence[str], count: int, module: str = "baechi_ext") -> int:
@@ -93,7 +63,7 @@ def run_workers(arguments: Sequence[str], count: int, module: str = "baechi_ext"
     """
     _require_files(count)
     crash = CrashLog.make(count)
-    shared = {} if crash.address is None else {environment.CRASH_LOG: crash.address}
+    shared = {MARK: f"{os.getpid()} {new_mark()}", **({} if crash.address is None else {environment.CRASH_LOG: crash.address})}
     workers: list[Worker] = []
     try:
         with socket.socket(fileno=environment.listen_at("127.0.0.1")) as meeting:
@@ -126,13 +96,11 @@ def _start(arguments: Sequence[str], rank: int, count: int, meeting: socket.sock
         stdin=subprocess.DEVNULL,
         stdout=None if rank == 0 else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        text=True,
-        errors="backslashreplace",  # a script may write any bytes
         pass_fds=[meeting.fileno()] if rank == 0 else [],
         process_group=0,  # an interrupt at the terminal is for us
         preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - one system call, no locks
     )
-    return Worker(rank, process)
+    return Worker(rank, process, Words(cast("IO[bytes]", process.stderr), shared[MARK].partition(" ")[2], shown=rank == 0))
 
 
 def _wait(workers: Sequence[Worker], crash: CrashLog) -> int:
@@ -154,11 +122,11 @@ def _code_of_a_script(workers: Sequence[Worker]) -> int | None:
     while any(w.process.poll() is None for w in workers) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     codes = {w.failure for w in workers} - {0}
-    if min(codes) < 0 or len(codes) > 1 or any(w.last_words() for w in workers if w.process.poll() is not None):
+    if min(codes) < 0 or len(codes) > 1 or any(w.words.errors for w in workers if w.process.poll() is not None):
         return None
     with contextlib.suppress(subprocess.TimeoutExpired):
         workers[0].process.wait(timeout=_PLAN_SECONDS)
-    return workers[0].process.poll() if {workers[0].process.poll()} == codes and not workers[0].last_words() else None
+    return workers[0].process.poll() if {workers[0].process.poll()} == codes and not workers[0].words.errors else None
 
 
 def _interrupted(workers: Sequence[Worker]) -> str:
@@ -170,26 +138,32 @@ def _interrupted(workers: Sequence[Worker]) -> str:
         rank_0.process.send_signal(signal.SIGTERM if was_terminated() else signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             rank_0.process.wait(timeout=_TERM_SECONDS if was_terminated() else _PLAN_SECONDS)
-            return "".join(rank_0.last_words()[:1]).removeprefix("error:").strip()
+            return "".join(rank_0.words.errors[:1])
     return ""
 
 
 def _cause(workers: Sequence[Worker], crash: CrashLog) -> BaechiError:
-    """A worker killed by a signal is a cause, unless it had said one; what the others say is an echo of it. Otherwise rank 0 says what
-    happened."""
+    """A worker that was killed by a signal, or ended without an error of ours as by what a script raised in it, is the cause, and what the
+    others say an echo of it; though a script may have caught what another worker said. Otherwise rank 0 says what happened."""
     for worker in workers:
-        if worker.failure < 0 and not worker.last_words():
-            killer, quoted = signal_name(-worker.failure), " ".join(worker.ending)
+        if worker.failure < 0 and not worker.words.errors:
+            killer, quoted = signal_name(-worker.failure), " ".join(map(str.strip, worker.words.ending[-_QUOTED_LINES:]))
             return ExecutionError(
                 f"the worker of device {worker.rank} was killed by {killer}{crash.at(worker.rank)}{crash.planned(worker.rank)}; check "
                 "whether the machine ran out of memory" + (f" (it ended with: {quoted})" if quoted and killer != "SIGKILL" else "")
             )
-    for worker in workers:
-        if worker.failure and (said := worker.last_words()):
-            kind = OptionError if worker.failure == _USAGE_ERROR else ExecutionError
-            return kind(said[0].removeprefix("error:").strip())
-    failed = next(w for w in workers if w.failure)
-    return ExecutionError(f"the worker of device {failed.rank} ended with exit code {failed.failure} and said nothing")
+    failed = [w for w in workers if w.failure]
+    said = [(worker, error) for worker in failed for error in worker.words.errors[:1]]
+    silent = next((w for w in failed if not w.words.errors), None)
+    if silent is None:
+        worker, error = said[0]
+        return OptionError(error) if worker.failure == _USAGE_ERROR else ExecutionError(error)
+    lines = silent.words.ending
+    if silent.rank:
+        show("".join(f"{line}\n" for line in lines))
+    how = f"the worker of device {silent.rank} ended with exit code {silent.failure} and "
+    how += "its last words are above" if lines else "said nothing"
+    return ExecutionError("; ".join([how, *(f"the worker of device {worker.rank} said: {error}" for worker, error in said[:1])]))
 
 
 def _end(workers: Sequence[Worker]) -> None:
@@ -200,5 +174,6 @@ def _end(workers: Sequence[Worker]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(worker.process.pid, signal.SIGKILL)
     for worker in workers:
-        worker.process.wait()
-        worker.let_go()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it is in the system, which may wait for a disk or a GPU for ever
+            worker.process.wait(timeout=_TERM_SECONDS)
+        worker.words.wait()
