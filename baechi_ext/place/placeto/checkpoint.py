@@ -1,9 +1,11 @@
 """Policies as files: NAME.json says what the policy is and how it was trained, NAME.safetensors holds its parameters. Never pickle.
 
-The JSON file is written last and carries the other one's digest: a pair that does not belong together is noticed.
+The JSON file carries the other one's digest: a pair that does not belong together is noticed. New parameters are NAME.next.safetensors
+until the JSON file of theirs is there, so that what is killed while it writes leaves the old pair or the new one.
 """
 
 import hashlib
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KIND = "placeto policy"
+_NEXT = ".next.safetensors"
 SHIPPED = Path(__file__).parent / "policies" / "default"
 """The policy that comes with the package."""
 
@@ -52,9 +55,17 @@ def write_pair(path: str | Path, value: dict[str, Any], tensors: dict[str, "Tens
     """The tensors, and JSON that names and seals them."""
     save = require_torch().save
     content = save({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
-    write_bytes(_named(path, ".safetensors"), content)
-    sealed = {**value, "schema_version": SCHEMA_VERSION, "sha256": hashlib.sha256(content).hexdigest()}
-    write_json(_named(path, ".json"), sealed)
+    unsealed, file = _named(path, _NEXT), _named(path, ".safetensors")
+    write_bytes(unsealed, content)
+    try:
+        write_json(_named(path, ".json"), {**value, "schema_version": SCHEMA_VERSION, "sha256": hashlib.sha256(content).hexdigest()})
+    except FileError:
+        unsealed.unlink(missing_ok=True)
+        raise
+    try:
+        os.replace(unsealed, file)
+    except OSError as e:
+        raise FileError(f"cannot write {str(file)!r}: {e.strerror}; check the path and its permissions") from e
 
 
 def read_pair(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, "Tensor"]]:
@@ -62,14 +73,17 @@ def read_pair(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, "T
     value = read_json(_named(path, ".json"), kind)
     if value.get("kind") != kind:
         raise PolicyError(f'{path}: the file is of kind {value.get("kind")!r}, expected "{kind}"; give one that `placeto` wrote')
-    file = _named(path, ".safetensors")
-    try:
-        content = read_bytes(file, "parameters")
-    except FileError as e:
-        raise PolicyError(f"{e}; it belongs beside the JSON file, copy both") from e
-    if hashlib.sha256(content).hexdigest() != value.get("sha256"):
-        raise PolicyError(f"{file}: the parameters are not those that its JSON file was written with; the file is damaged, copy both again")
-    return value, _tensors(content, file)
+    wrong = ""
+    for file in (_named(path, _NEXT), _named(path, ".safetensors")):
+        try:
+            content = read_bytes(file, "parameters")
+        except FileError as e:
+            wrong = f"{e}; it belongs beside the JSON file, copy both"
+            continue
+        if hashlib.sha256(content).hexdigest() == value.get("sha256"):
+            return value, _tensors(content, file)
+        wrong = f"{file}: the parameters are not those that its JSON file was written with; the file is damaged, copy both again"
+    raise PolicyError(wrong)
 
 
 def _tensors(content: bytes, file: Path) -> dict[str, "Tensor"]:

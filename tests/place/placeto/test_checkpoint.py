@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import os
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,41 @@ def test_damaged_parameters_whose_digest_matches(saved: Path) -> None:
         resealed(saved, content[:header] + struct.pack("<f", number) + content[header + 4 :])
         with pytest.raises(PolicyError, match="the parameter '.*' has values that are no finite numbers; train it again"):
             load_policy(saved)
+
+
+class KilledError(BaseException):
+    """As if the process had been killed."""
+
+
+@pytest.mark.parametrize("renames", range(4))
+@pytest.mark.parametrize("first", [False, True])
+def test_a_writer_that_is_killed_leaves_one_pair_or_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int, *, first: bool
+) -> None:
+    old, new = (Policy.fresh(PolicyConfig(width=4, hidden=8), seed) for seed in (1, 2))
+    if not first:
+        save_policy(tmp_path / "p", old, {})
+    replace, done = os.replace, []
+
+    def killed(*paths: Any) -> None:
+        if len(done) == renames:
+            raise KilledError
+        done.append(paths)
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with suppress(KilledError):
+        save_policy(tmp_path / "p", new, {})
+    monkeypatch.undo()
+    assert (len(done) == 3) == (renames == 3)
+    if first and renames < 2:
+        with pytest.raises(FileError, match="No such file"):
+            load_policy(tmp_path / "p")
+    else:
+        expected = old if renames < 2 else new
+        assert torch.equal(load_policy(tmp_path / "p").parameters["head.score.weight"], expected.parameters["head.score.weight"])
+    save_policy(tmp_path / "p", new, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.json", "p.safetensors"]
 
 
 def test_parameters_of_another_type(saved: Path) -> None:
