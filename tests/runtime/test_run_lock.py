@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,6 +128,45 @@ def test_what_a_run_starts_has_its_lock(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     assert "cannot write" in refused(tmp_path)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that all users may write into."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        yield Path(folder)
+
+
+def by_another_user(folder: Path) -> str:
+    """Locks a folder for a moment, as somebody who is not root; the last line of what went wrong."""
+    become = "import os\nif os.geteuid() == 0:\n    os.seteuid(65534)\n"
+    command = [sys.executable, "-c", HOLDER.replace("with locked", f"{become}with locked"), str(folder)]
+    said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS).stderr
+    return (said.splitlines() or [""])[-1]
+
+
+def test_what_another_users_killed_run_left(shared: Path) -> None:
+    """Who may write into the folder may remove it."""
+    (shared / NAME).write_text("{}")
+    (shared / NAME).chmod(0o444)
+    assert by_another_user(shared) == ""
+    assert list(shared.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes another user")
+def test_what_another_users_killed_run_left_where_it_stays(shared: Path) -> None:
+    (shared / NAME).touch(0o644)
+    shared.chmod(0o1777)
+    assert by_another_user(shared).endswith(f"cannot write '{shared / NAME}': Operation not permitted; choose another --out")
+
+
+def test_what_another_users_run_holds(monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
+    with locked({"--out": str(shared)}):
+        monkeypatch.delenv("BAECHI_LOCKED")
+        (shared / NAME).chmod(0o444)
+        assert f"another run, process {os.getpid()} on" in by_another_user(shared)
+        assert (shared / NAME).exists()
 
 
 @pytest.mark.parametrize("workers", ["thread", "process"])

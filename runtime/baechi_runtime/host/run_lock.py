@@ -61,22 +61,21 @@ def _one_locked(folder: Path, flag: str) -> Iterator[None]:
             os.pwrite(descriptor, json.dumps({"pid": owner, "host": platform.node()[:64]}).encode(), 0)
         yield
     finally:
-        if os.getpid() == owner:  # not a fork of it
-            (folder / NAME).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                if new:
-                    folder.rmdir()
-        os.close(descriptor)
+        try:
+            if os.getpid() == owner:  # not a fork of it
+                with contextlib.suppress(OSError):  # what became of the run says more
+                    (folder / NAME).unlink(missing_ok=True)
+                    if new:
+                        folder.rmdir()
+        finally:
+            os.close(descriptor)
 
 
 def _taken(file: Path, flag: str) -> int:
     """The descriptor of the locked file."""
     name = flag.partition("=")[0]
     while True:
-        try:
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as e:
-            raise FileError(f"cannot write {str(file)!r}: {e.strerror}; choose another {name}") from e
+        descriptor, is_ours = _opened(file, name)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -87,8 +86,32 @@ def _taken(file: Path, flag: str) -> int:
             return descriptor
         with contextlib.suppress(FileNotFoundError):
             if file.stat().st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
-        os.close(descriptor)  # whoever had it has removed the file meanwhile
+                if is_ours:
+                    return descriptor
+                _remove(file, name)
+        os.close(descriptor)  # whoever had it has removed the file meanwhile, or another user's run was killed
+
+
+def _opened(file: Path, name: str) -> tuple[int, bool]:
+    """The descriptor of the file, and True if it can be written; else it is another user's."""
+    flags = os.O_CLOEXEC
+    try:
+        return os.open(file, os.O_RDWR | os.O_CREAT | flags, 0o666), True
+    except OSError as e:
+        with contextlib.suppress(OSError):
+            return os.open(file, os.O_RDONLY | flags), False
+        raise _cannot_write(file, e, name) from e
+
+
+def _remove(file: Path, name: str) -> None:
+    try:
+        file.unlink()
+    except OSError as e:
+        raise _cannot_write(file, e, name) from e
+
+
+def _cannot_write(file: Path, error: OSError, name: str) -> FileError:
+    return FileError(f"cannot write {str(file)!r}: {error.strerror}; choose another {name}")
 
 
 def _said_by(descriptor: int) -> str:
