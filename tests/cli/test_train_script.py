@@ -74,6 +74,29 @@ def test_what_was_placed_is_said_where_a_file_cannot_be_written(tmp_path: Path, 
     assert only_error(said)
 
 
+FORKS = """
+import os
+sys.stdout.flush()
+child = os.fork()
+print("forked", flush=True)
+if child:
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_a_process_that_a_script_forks_ends_as_it_would_without_us(tmp_path: Path, workers: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"{TRAINS}{FORKS}sys.exit(0 if child else 5)\n")
+    done = run(*PLACED, f"--workers={workers}", "--json", f"--out={tmp_path / 'run'}", str(script))
+    assert done.returncode == 0, done.stderr
+    begin = done.stdout.index("{")
+    assert done.stdout[:begin].splitlines()[-2:] == ["forked", "forked"]
+    assert json.loads(done.stdout[begin:])["summary"]
+    assert done.stderr.count("baechi: Sequential") == 1
+    assert RunFolder.load(tmp_path / "run").plan.method == "random"
+
+
 def test_paths_are_of_where_the_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere, script = tmp_path / "elsewhere", tmp_path / "train.py"
     elsewhere.mkdir()

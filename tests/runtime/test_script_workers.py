@@ -207,6 +207,7 @@ def test_what_a_script_raises_on_one_worker_is_shown(tmp_path: Path, rank: int) 
     assert (err.count("Traceback"), err.count("ValueError: mine\n")) == (1, 1)
     said = f"error: the worker of device {rank} ended with exit code 1 and its last words are above; the worker of device {1 - rank} said: "
     assert err.splitlines()[-1].startswith(said)
+    assert err.endswith("where one alone does what takes longer than 120 s, raise --timeout\n")
 
 
 def test_a_script_says_error_itself(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Running a script as `python SCRIPT ARGUMENTS` does."""
 
+import os
 import runpy
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from baechi_ext.errors import BaechiError, FileError
+from baechi_runtime.host.interrupts import INTERRUPTED
 
 
 class EndedError(BaseException):
@@ -24,8 +26,22 @@ def require_script(path: str) -> None:
 def run_as_main(path: Path, arguments: tuple[str, ...]) -> Any:
     """The script's exit code, as sys.exit takes it. An exception of its own is shown as Python shows it, and its exit code is 1.
 
-    Raises BaechiError where placing says why nothing, or nothing more, is placed, and KeyboardInterrupt.
+    Raises BaechiError where placing says why nothing, or nothing more, is placed, and KeyboardInterrupt; SystemExit in a process that the
+    script has forked and that comes to its end, as it would without us: what there is to say is the other one's.
     """
+    owner = os.getpid()
+    try:
+        code = _code_of(path, arguments)
+    except KeyboardInterrupt:
+        if os.getpid() == owner:
+            raise
+        code = INTERRUPTED
+    if os.getpid() != owner:
+        raise SystemExit(code)
+    return code
+
+
+def _code_of(path: Path, arguments: tuple[str, ...]) -> Any:
     try:
         with _main(path, arguments):
             _leave(runpy.run_path(str(path), run_name="__main__"))

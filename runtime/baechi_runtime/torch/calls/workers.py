@@ -181,11 +181,15 @@ class Workers:
         except RuntimeError as e:
             raise LostPeerError(
                 f"worker {self.group.rank} gave up waiting for another one ({first_line(e)[-120:]}); check whether all workers "
-                "still run, and whether they make the same calls in the same order"
+                "still run, and whether they make the same calls in the same order; where one alone does what takes longer than "
+                f"{self.group.timeout_seconds:g} s, raise --timeout"
             ) from e
 
     def leave(self) -> None:
-        """Leave at the end of the script. Worker 0, whose signs of life the others listen for, waits for them if all went well."""
+        """Leave at the end of the script. Worker 0, whose signs of life the others listen for, waits for them if all went well. A fork has
+        nothing to leave."""
+        if os.getpid() != self.process:
+            return
         failed = self.failed or getattr(sys, "last_value", None) is not None
         rank, store = self.group.rank, self.group.store
         with suppress(RuntimeError):  # they come too late, or the store is gone, and with it whoever would have waited
