@@ -155,10 +155,12 @@ event.register("numba:compile", _compiling)
 
 class _InterruptedAfterwards(event.Listener):
     """While kernels are compiled, a first Ctrl-C takes effect when that is done, some seconds later: LLVM calls back to Python, where a
-    KeyboardInterrupt is lost, and numba makes other errors of one. A second Ctrl-C does not wait."""
+    KeyboardInterrupt is lost, and numba makes other errors of one. A second Ctrl-C does not wait. Where Ctrl-C is ignored, as in what a
+    shell started in the background, SIGTERM may have a handler that raises the same."""
 
     def __init__(self) -> None:
         self._compiling = 0
+        self._number = signal.SIGINT
         self._handler: Callable[[int, FrameType | None], Any] | None = None
         self._pressed = False
 
@@ -166,14 +168,17 @@ class _InterruptedAfterwards(event.Listener):
         if threading.current_thread() is not threading.main_thread():
             return
         self._compiling += 1
-        handler = signal.getsignal(signal.SIGINT)
-        if self._compiling == 1 and callable(handler):
+        if self._compiling > 1:
+            return
+        self._number = signal.SIGINT if callable(signal.getsignal(signal.SIGINT)) else signal.SIGTERM
+        handler = signal.getsignal(self._number)
+        if callable(handler):
             self._handler, self._pressed = handler, False
-            signal.signal(signal.SIGINT, self._remember)
+            signal.signal(self._number, self._remember)
 
     def _remember(self, *_: object) -> None:
         self._pressed = True
-        signal.signal(signal.SIGINT, self._handler)
+        signal.signal(self._number, self._handler)
 
     def on_end(self, event: event.Event) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -181,9 +186,9 @@ class _InterruptedAfterwards(event.Listener):
         self._compiling -= 1
         if self._compiling == 0 and self._handler is not None:
             handler, self._handler = self._handler, None
-            signal.signal(signal.SIGINT, handler)
+            signal.signal(self._number, handler)
             if self._pressed:
-                handler(signal.SIGINT, sys._getframe())
+                handler(self._number, sys._getframe())
 
 
 event.register("numba:compile", _InterruptedAfterwards())  # behind the clock, which it may keep from nothing

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.ir import OpGraph, Plan
+from baechi_runtime.files.checkpoint_folder import CheckpointFolder
 from tests.cli.files import ROOT, write
 from tests.cli.test_search import tangle
+from tests.runtime.trainings import STEP
 
 HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
 SECONDS = 300
@@ -76,6 +78,28 @@ def test_ctrl_c_in_a_search_leaves_a_cursor_and_a_whole_plan(tangled: Path, tmp_
     assert seen.rstrip().endswith(b"error: interrupted; this is the best plan found until then")
     assert Plan.load(out, OpGraph.load(tangled)).predicted_step_us > 0
     assert list(out.parent.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_a_training_whose_terminal_is_gone_keeps_its_checkpoint(tmp_path: Path, workers: str) -> None:
+    flags = (f"--checkpoint={tmp_path}", "--checkpoint_every=1000000", "--train_steps=1000000", f"--workers={workers}")
+    ours, theirs = pty.openpty()
+    settings = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}", "TERM": "xterm-256color"}
+    command = [sys.executable, "-m", "baechi_ext", *STEP, *flags]
+    process = subprocess.Popen(command, cwd=ROOT, env=settings, preexec_fn=_own_terminal, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    try:
+        while not (tmp_path / "step_00000000" / "checkpoint.json").exists():
+            assert process.poll() is None
+            if select.select([ours], [], [], 0.05)[0]:
+                os.read(ours, 65536)
+        time.sleep(0.3)
+        os.close(ours)
+        assert process.wait(timeout=SECONDS) == 129
+    finally:
+        process.kill()
+    assert CheckpointFolder(tmp_path).last().step > 0
+    assert not [path.name for path in tmp_path.iterdir() if not path.name.startswith("step_")]
 
 
 @pytest.mark.parametrize("line", [["doctor"], ["compare", "--model_name=wide_towers", "--image_size=8"]], ids=["doctor", "compare"])

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +15,7 @@ from baechi_ext.ir import OpGraph, Plan
 from baechi_runtime.files.run_folder import RunFolder
 from tests.processes import children_of
 from tests.runtime.forked import Forked, start
-from tests.runtime.trainings import STEP, costs_of, losses_of, undisturbed
+from tests.runtime.trainings import STEP, baechi, costs_of, losses_of, undisturbed
 from tests.runtime.workers import finish, only_error
 
 WITHIN = 20.0
@@ -41,7 +42,7 @@ def descendants(pid: int) -> list[int]:
     return [found for child in children_of(pid) for found in (child, *descendants(child))]
 
 
-def begun(kept: Path, process: Forked) -> None:
+def begun(kept: Path, process: Forked | subprocess.Popen) -> None:
     """Returns when the first checkpoint is there, behind which steps are trained."""
     while not (kept / "step_00000000" / "checkpoint.json").exists():
         assert process.poll() is None, process.communicate()
@@ -50,7 +51,7 @@ def begun(kept: Path, process: Forked) -> None:
 
 
 def ended(
-    process: Forked, said: str, *, everybody: bool = False, stopped: bool = False, kind: signal.Signals = signal.SIGTERM
+    process: Forked | subprocess.Popen, said: str, *, everybody: bool = False, stopped: bool = False, kind: signal.Signals = signal.SIGTERM
 ) -> tuple[int, str]:
     """The exit code, and the one error, of a run that is told to end once it has `said` something. Nothing of it is left, and soon."""
     for line in process.stderr if said else ():
@@ -101,7 +102,7 @@ def test_measured_steps(tmp_path: Path, kind: str, everybody: bool) -> None:
 
 @pytest.mark.parametrize(
     ("workers", "kind", "exit_code"),
-    [("thread", signal.SIGTERM, 143), ("process", signal.SIGTERM, 143), ("process", signal.SIGINT, 130)],
+    [("thread", signal.SIGHUP, 129), ("process", signal.SIGTERM, 143), ("process", signal.SIGINT, 130)],
 )
 def test_scripts(tmp_path: Path, workers: str, kind: signal.Signals, exit_code: int) -> None:
     """Interrupted, worker 0 of several does not wait for the others to say that they leave, which took 12 seconds."""
@@ -163,6 +164,20 @@ def test_trainings_keep_a_checkpoint_of_the_step(
     step = int(found[1])
     assert hidden_in(kept) == []
     assert losses_of(costs, f"--train_steps={step + 2}", f"--checkpoint={kept}", "--resume") == whole(step + 2)
+
+
+def test_a_training_that_a_shell_started_in_the_background_keeps_its_checkpoint(tmp_path: Path, costs: str) -> None:
+    """Ctrl-C is ignored there, and goes on to be: as by a container's entry point that ends its training by SIGTERM."""
+    flags = (*STEP, costs, f"--checkpoint={tmp_path}", "--checkpoint_every=1000000", "--train_steps=1000000")
+    process = baechi(*flags, wrapper=("sh", "-c", 'trap "" INT; exec "$@"', "sh"))
+    begun(tmp_path, process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+    code, said = ended(process, "")
+    assert code == 143
+    assert re.fullmatch(r"error: interrupted; this was step \d+: --resume goes on from the checkpoint of step [1-9]\d*", said), said
+    assert hidden_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("everybody", [pytest.param(False, marks=pytest.mark.slow), True])

@@ -178,13 +178,13 @@ def test_first_use_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 class _Presser(event.Listener):
     """Presses Ctrl-C so many times while a kernel is compiled, and notes how far that got."""
 
-    def __init__(self, times: int) -> None:
-        self.times, self.pressed, self.whole = times, 0, False
+    def __init__(self, times: int, number: signal.Signals = signal.SIGINT) -> None:
+        self.times, self.number, self.pressed, self.whole = times, number, 0, False
 
     def on_start(self, event: event.Event) -> None:
         while self.pressed < self.times:
             self.pressed += 1
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(self.number)
         self.whole = True
 
     def on_end(self, event: event.Event) -> None:
@@ -207,3 +207,18 @@ def test_ctrl_c_waits_for_a_kernel_that_is_compiled_unless_it_is_pressed_twice(
         assert doubled(21) == 42
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_sigterm_waits_for_a_kernel_where_ctrl_c_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "cache_folder", lambda: None)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, signal.default_int_handler)
+    doubled, presser = jit.kernel(lambda n: 2 * n), _Presser(1, signal.SIGTERM)
+    try:
+        with event.install_listener("numba:compile", presser), pytest.raises(KeyboardInterrupt):
+            doubled(21)
+        assert presser.whole
+        assert doubled.signatures  # type: ignore[attr-defined]
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])

@@ -1,7 +1,7 @@
 """The `baechi` command: its sub-commands, and what errors of theirs mean for whoever called it.
 
-Exit codes: 0 done, 1 a library error, 2 a usage error, 130 interrupted, 141 nobody reads the output, 143 ended by SIGTERM. Every error is
-one `error:` line on stderr. Results go to stdout, progress to stderr.
+Exit codes: 0 done, 1 a library error, 2 a usage error, 129 ended by SIGHUP, 130 interrupted, 141 nobody reads the output, 143 ended by
+SIGTERM. Every error is one `error:` line on stderr. Results go to stdout, progress to stderr.
 """
 
 import argparse

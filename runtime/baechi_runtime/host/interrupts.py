@@ -1,4 +1,5 @@
-"""Ctrl-C; and SIGTERM, with which Slurm and Kubernetes end a job, and which is taken for Ctrl-C, but for the exit code and a limit of time.
+"""Ctrl-C; and SIGTERM, with which Slurm and Kubernetes end a job, and SIGHUP, with which a lost connection does. Both are taken for Ctrl-C,
+but for the exit code and a limit of time. What is said of SIGTERM below holds for SIGHUP, too; nohup has that ignored, and it stays so.
 
 Ctrl-C while a library is imported, or the guards of a compiled call are checked, takes effect when that is done; in a destructor, or a weak
 reference's callback, where Python drops exceptions, soon after.
@@ -21,10 +22,13 @@ from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
+from baechi_runtime.host.error_line import error_line
+
 T = TypeVar("T")
 
-TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
-"""Exit codes."""
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit code."""
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 _PRESS_AGAIN_SECONDS = 0.05
 _TERM_SECONDS = 9.0
 """Time to end in after SIGTERM; then the process is ended, whatever it does. Docker kills it after 10, Slurm and Kubernetes after 30."""
@@ -49,27 +53,30 @@ def wait_for_imports() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _Waiting())
         sys.unraisablehook = _or_pressed_again(sys.unraisablehook)
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _term)
+    ours = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _term)
+    if ours:
         os.register_at_fork(after_in_child=_as_it_was)
 
 
 class _Term:
     """The state of ending by SIGTERM."""
 
-    came = False
+    came = 0
+    """The signal that did."""
     is_left_to_others = False
     """Another process of the run ends it."""
 
 
 def was_terminated() -> bool:
     """True if SIGTERM came."""
-    return _Term.came
+    return bool(_Term.came)
 
 
 def exit_code(otherwise: int = INTERRUPTED) -> int:
     """The exit code of a process that was interrupted, or failed: that of SIGTERM where that came."""
-    return TERMINATED if _Term.came else otherwise
+    return 128 + _Term.came if _Term.came else otherwise
 
 
 def unmasked(function: Callable[..., T], *arguments: Any) -> T:
@@ -165,20 +172,23 @@ def ended_at_once() -> Iterator[None]:
     if signal.getsignal(signal.SIGTERM) is not _term or threading.current_thread() is not threading.main_thread():
         yield  # a program of the user's
         return
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ours = [number for number in _ENDING if signal.getsignal(number) is _term]
+    for number in ours:
+        signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, _term)
+        for number in ours:
+            signal.signal(number, _term)
 
 
 @contextlib.contextmanager
 def finished_first(seconds: float) -> Iterator[Callable[[], bool]]:
     """While its body runs, Ctrl-C is noted, which the yielded function says, and interrupts it only after so many seconds, or the second
-    time. SIGTERM is the same. Outside of the main thread nothing changes."""
+    time. SIGTERM is the same, also where Ctrl-C is ignored. Outside of the main thread nothing changes."""
     handler = signal.getsignal(signal.SIGINT)
     noted, done = threading.Event(), threading.Event()
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    if threading.current_thread() is not threading.main_thread() or not (callable(handler) or handler == signal.SIG_IGN):
         yield noted.is_set
         return
 
@@ -187,9 +197,11 @@ def finished_first(seconds: float) -> Iterator[Callable[[], bool]]:
             os.kill(os.getpid(), signal.SIGINT)
 
     def note(number: int, frame: FrameType | None) -> None:
+        if handler == signal.SIG_IGN and not _Term.came:
+            return
         if noted.is_set():
             signal.signal(signal.SIGINT, handler)
-            handler(number, frame)
+            (handler if callable(handler) else signal.default_int_handler)(number, frame)
         else:
             noted.set()
             _thread.start_new_thread(press_again, ())
@@ -206,7 +218,9 @@ def _term(number: int, frame: FrameType | None) -> None:
     """Presses Ctrl-C, once."""
     if _Term.came:
         return
-    _Term.came = True
+    _Term.came = number
+    if number == signal.SIGHUP:
+        _leave_terminal()
     _thread.start_new_thread(_end_late, ())
     if _Term.is_left_to_others:
         return
@@ -216,17 +230,29 @@ def _term(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
+def _leave_terminal() -> None:
+    """Sends what is still said on a terminal that is gone to nowhere: it would be an error, amid what is saved."""
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"")
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
 def _end_late() -> None:
     time.sleep(_TERM_SECONDS)
     with contextlib.suppress(OSError, ValueError):
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"error: interrupted; it was ended since it did not end by itself\n")
+        line = error_line("interrupted; it was ended since it did not end by itself")
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, line.encode())
     os._exit(exit_code())
 
 
 def _as_it_was() -> None:
     """In a fork, which whoever forked it ends by SIGTERM."""
-    if signal.getsignal(signal.SIGTERM) is _term:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in _ENDING:
+        if signal.getsignal(number) is _term:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _or_pressed_again(report: Callable[[Any], Any]) -> Callable[[Any], None]:

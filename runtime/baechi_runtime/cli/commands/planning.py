@@ -20,7 +20,7 @@ from baechi_runtime.report.progress import progress
 
 
 def place(request: PlaceRequest, output: Output) -> int:
-    """Makes a plan; 130 where a search was interrupted, 143 by SIGTERM, with its best plan written."""
+    """Makes a plan; 130 where a search was interrupted, 143 by SIGTERM, 129 by SIGHUP, with its best plan written."""
     cluster, graph, elsewhere = request.cluster, _read(request.graph), None
     if request.hardware is not None:
         source = None

@@ -65,7 +65,8 @@ def main(request: str) -> int:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {wanted["core"]})
     take_short_turns()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm sends it to all processes of a job; ours ends with the one that started it
+    for number in (signal.SIGTERM, signal.SIGHUP):  # Slurm, and a terminal, send it to all processes of a job
+        signal.signal(number, signal.SIG_IGN)  # ours ends with the one that started it
     path = library()
     if path is None:
         return NO_LIBRARY
