@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import os
+import secrets
 import select
 import shutil
 import stat
@@ -39,6 +40,8 @@ MOST_LEVELS = 64
 """Lists and objects in each other; no file of ours has more than ten."""
 _CHUNK = 1 << 20
 _ROW = 1 << 9  # more than most rows of a table take
+_NAME_BYTES = 100
+"""Bytes of a file's name in that of the one beside it: names have 255."""
 _TEMPORARY = "baechi_tmp_"
 _LEFT_SECONDS = 24 * 3600
 _DEFLATE_RATIO = 1032  # a byte of a compressed file becomes so many at most
@@ -241,13 +244,14 @@ def write_bytes(path: str | Path, content: bytes, *, durable: bool = True) -> No
             Path(path).write_bytes(content)
             return
         target = Path(os.path.realpath(path))
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
-        with os.fdopen(handle, "wb") as f:
+        temporary = target.parent / f".{os.fsdecode(os.fsencode(target.name)[:_NAME_BYTES])}.{secrets.token_hex(4)}.tmp"
+        with open(temporary, "xb") as f:
             f.write(content)
             if durable:
                 f.flush()
                 os.fsync(f.fileno())
-        os.chmod(temporary, 0o644)
+        with suppress(OSError):  # there is none; or the file system, as of USB sticks, has no modes
+            os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
         os.replace(temporary, target)
     except BaseException as e:
         if temporary is not None and os.path.exists(temporary):

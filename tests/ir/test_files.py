@@ -169,8 +169,37 @@ def test_more_values_than_memory_has_room_for(tmp_path: Path, monkeypatch: pytes
 def test_what_is_written_is_read_back(tmp_path: Path, value: dict[str, Any]) -> None:
     write_json(tmp_path / "x.json", value)
     assert read_json(tmp_path / "x.json", "graph") == value
-    assert stat.S_IMODE((tmp_path / "x.json").stat().st_mode) == 0o644
     assert list(tmp_path.iterdir()) == [tmp_path / "x.json"]
+
+
+def test_the_mode_of_a_file_is_the_users(tmp_path: Path) -> None:
+    """That of the file that was there, else what the umask leaves; where the system has no modes there is none."""
+    path = tmp_path / "x.json"
+    for umask, mode in ((0o022, 0o644), (0o077, 0o600)):
+        before = os.umask(umask)
+        try:
+            write_json(path, {})
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+        path.unlink()
+    write_json(path, {})
+    path.chmod(0o664)
+    write_json(path, {})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o664
+
+
+def test_a_file_system_without_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "chmod", denied)
+    for n in (1, 2):
+        write_json(tmp_path / "x.json", {"n": n})
+        assert read_json(tmp_path / "x.json", "graph") == {"n": n}
+
+
+@pytest.mark.parametrize("name", ["ä" * 125, "日" * 83, "x" * 250])
+def test_a_name_as_long_as_names_may_be(tmp_path: Path, name: str) -> None:
+    write_json(tmp_path / f"{name}.json", {})
+    assert [path.name for path in tmp_path.iterdir()] == [f"{name}.json"]
 
 
 def test_compressed_by_name(tmp_path: Path) -> None:
@@ -238,7 +267,7 @@ class TestWhereNothingCanBeWritten:
     ) -> None:
         if os.geteuid() == 0:  # root may write everywhere: say what the system would say to others
             monkeypatch.setattr(os, "access", lambda *_: False)
-            monkeypatch.setattr(tempfile, "mkstemp", denied)
+            monkeypatch.setattr("builtins.open", denied)
         tmp_path.chmod(0o500)
         with pytest.raises(FileError, match="cannot write .*: Permission denied; choose a file in a folder"):
             write(tmp_path / "x.json")
