@@ -61,6 +61,34 @@ def test_two_who_send_more_than_a_pipe_holds_do_not_wait_in_a_circle(lines: list
     on_all(send_all_then_read_all, 2)
 
 
+def test_three_who_wait_for_each_other_take_in_what_others_send(lines: list[Lines]) -> None:
+    """Worker 1 can't go on to what worker 0 waits for while worker 2, which waits for worker 0, leaves its pipe full."""
+    many = 30_000
+
+    def play(rank: int) -> None:
+        if rank == 0:
+            lines[0].wait(1, 1, 0)
+            lines[0].tell(2, 1, 0)
+        elif rank == 1:
+            for number in range(many):
+                lines[1].tell(2, 1, number)
+            lines[1].tell(0, 1, 0)
+        else:
+            lines[2].wait(0, 1, 0)
+            for number in range(many):
+                lines[2].wait(1, 1, number)
+
+    on_all(play)
+
+
+def test_the_end_of_another_one_is_no_matter(lines: list[Lines]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(lines[0].wait, 1, 1, 1)
+        lines[2].close()
+        lines[1].tell(0, 1, 1)
+        waits.result(SECONDS)
+
+
 def test_who_takes_nothing_is_late(lines: list[Lines]) -> None:
     lines[0].timeout_seconds = 0.2
     with pytest.raises(LostLineError, match=r"worker 1 took nothing for 0\.2 s"):

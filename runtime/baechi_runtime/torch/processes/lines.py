@@ -128,17 +128,25 @@ class Lines:
         raise LostLineError(f"worker {peer} took nothing for {self.timeout_seconds:g} s")
 
     def wait(self, peer: int, channel: int, number: int, seconds: float | None = None) -> None:
-        """Waits for a message of a peer, and takes it. Raises LostLineError where it does not come in time, or the peer is gone."""
+        """Waits for a message of a peer, and takes it. Raises LostLineError where it does not come in time, or the peer is gone. What comes
+        from others is read meanwhile: they might wait for room, and the peer for them."""
         arrived = self._arrived[peer, channel]
         if number not in arrived:
-            read, seconds = self.reads[peer], self.timeout_seconds if seconds is None else seconds
-            poll, deadline = select.poll(), time.monotonic() + seconds
-            poll.register(read, select.POLLIN)
+            seconds = self.timeout_seconds if seconds is None else seconds
+            poll, deadline, senders = select.poll(), time.monotonic() + seconds, {read: sender for sender, read in self.reads.items()}
+            for read in senders:
+                poll.register(read, select.POLLIN)
             self._take_in(peer)
             while number not in arrived:
-                if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+                if (left := deadline - time.monotonic()) < 0 or not (ready := poll.poll(1000 * left)):
                     raise LostLineError(f"nothing came for {seconds:g} s")
-                self._take_in(peer)
+                for read, _ in ready:
+                    try:
+                        self._take_in(senders[read])
+                    except LostLineError:
+                        if senders[read] == peer:
+                            raise
+                        poll.unregister(read)  # it may have come to its end
         arrived.discard(number)
 
     def _take_in(self, peer: int) -> None:
