@@ -1,10 +1,13 @@
 """`baechi datasets list`, and what both actions refuse."""
 
+import fcntl
 import json
 import sys
 from pathlib import Path
 
 import pytest
+
+from baechi_runtime.host.run_lock import NAME
 
 
 @pytest.fixture
@@ -48,6 +51,14 @@ def test_what_is_refused(run, line: list[str], code: int, message: str) -> None:
     assert (found, out) == (code, "")
     assert err.startswith("error: ")
     assert message in err
+
+
+def test_a_folder_in_which_another_run_makes_them(run, tmp_path: Path) -> None:
+    with (tmp_path / NAME).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        code, out, err = run("datasets", "make", "ptb", f"--out={tmp_path}")
+    assert (code, out) == (1, "")
+    assert err.endswith(f"error: another run writes into --out={tmp_path}; wait until it ends, or choose another --out\n")
 
 
 def test_without_torch(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,8 +87,9 @@ def test_a_report_may_leave_out_its_command(tmp_path: Path) -> None:
 
 def test_what_an_earlier_run_left_goes_and_nothing_else(tmp_path: Path) -> None:
     ours = ["report.json", "compare.json", "compare.png", "report.html", "profile.json", "plan_m_sct.json", "plan_single.json"]
-    ours += ["graph_split.json", "graph_single.json"]
+    ours += ["graph_split.json", "graph_single.json", ".plan.json.0123abcd.tmp", ".plan_auto_2_parts.json.x_y_z_12.tmp"]
     own = ["plan_mine.json", "graph_2.json", "config.toml", "compare.pdf", "placed_4", "placed_3/notes.txt", "placed_1/plan.json"]
+    own += [".mine.json.0123abcd.tmp"]
     for folder in ("placed_1", "placed_2", "placed_3", "placed_14"):
         (tmp_path / folder).mkdir()
         kept(tmp_path / folder)

@@ -35,6 +35,8 @@ _OF_A_RUN = (*_PLACED, *_SHARDED, REPORT, PAGE)
 _NUMBERED = re.compile(r"(shard_plan_file_[1-9][0-9]*|plan_auto_[1-9][0-9]*_parts)\.json")
 _FURTHER = re.compile(r"placed_([2-9]|[1-9][0-9]+)")
 """The folder of a script's second module that is placed, its third, ..."""
+_HALF_WRITTEN = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.tmp")
+"""The name of what `baechi_ext.ir.files.write_bytes` writes beside a file."""
 _WRITER = "baechi train --model_name=NAME --out={}"
 
 
@@ -161,10 +163,12 @@ def is_of_a_run(name: str) -> bool:
 
 def begin_run(folder: Path) -> None:
     """Makes the folder, or removes what an earlier run left there, before another one writes its plan: what is not written again would be
-    of another run. Files that no run writes stay. Raises FileError where nothing can be written."""
+    of another run, and what was half written as that was killed is nobody's. Files that no run writes stay. Raises FileError where nothing
+    can be written."""
     make_folder(folder)
     for path in list(folder.iterdir()):
-        if is_of_a_run(path.name) and not path.is_dir():
+        half = _HALF_WRITTEN.fullmatch(path.name)
+        if is_of_a_run(half[1] if half else path.name) and not path.is_dir():
             path.unlink(missing_ok=True)
         elif _FURTHER.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             begin_run(path)

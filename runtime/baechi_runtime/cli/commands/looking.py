@@ -66,9 +66,10 @@ def datasets(request: DatasetsRequest, output: Output) -> int:
         message = f"`baechi datasets make` captures real training steps, which needs PyTorch ({e}); pip install 'baechi-ext[torch]'"
         raise MissingBackendError(message) from e
 
-    for family in request.families:
-        made = make_family(family, request.folder, request.graphs, request.seed)
-        print(f"{request.graphs} graphs of {family} are in {request.folder / family}, {made} of them new")
+    with locked({"--out": request.folder}):
+        for family in request.families:
+            made = make_family(family, request.folder, request.graphs, request.seed)
+            print(f"{request.graphs} graphs of {family} are in {request.folder / family}, {made} of them new")
     return 0
 
 
