@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,10 +51,28 @@ def at_terminal(argv: list[str], until: Callable[[bytes], bool], **environment: 
         os.close(ours)
 
 
+def test_a_worker_prints_where_the_terminal_stops_what_does_so_in_the_background() -> None:
+    """After `stty tostop`."""
+    ours, theirs = pty.openpty()
+    attributes = termios.tcgetattr(theirs)
+    attributes[3] |= termios.TOSTOP
+    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+    code = "import sys\nfrom baechi_runtime.torch.processes.launch import run_workers\nsys.exit(run_workers([], 2, 'this'))"
+    settings = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}"}
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    process = subprocess.Popen([sys.executable, "-c", code], env=settings, preexec_fn=_own_terminal, **streams)
+    try:
+        assert process.wait(timeout=60) == 0
+        assert b"Explicit is better than implicit." in os.read(ours, 65536)
+    finally:
+        process.kill()
+        os.close(ours)
+        os.close(theirs)
+
+
 def _own_terminal() -> None:
     """The terminal is the process's own, as of a shell's foreground job: Ctrl-C there is its SIGINT."""
     import fcntl
-    import termios
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()

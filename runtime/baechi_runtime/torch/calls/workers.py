@@ -41,6 +41,7 @@ from baechi_runtime.torch.calls.placing import place_call
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers
 from baechi_runtime.torch.lowering.op_error import explained
 from baechi_runtime.torch.lowering.ops import LoweredProgram, Slots, StepContext
+from baechi_runtime.torch.processes import heartbeat
 from baechi_runtime.torch.processes.channels import LostPeerError, Phase, channels_of
 from baechi_runtime.torch.processes.environment import is_worker, worker_place
 from baechi_runtime.torch.processes.executor import ProcessExecutor, RankCapture, follow
@@ -196,7 +197,10 @@ class Workers:
             if rank:
                 store.set(f"bye {rank}", "")
             elif not failed and self.group.size > 1:
-                store.wait([f"bye {other}" for other in range(1, self.group.size)], _LEAVING)
+                try:
+                    store.wait([f"bye {other}" for other in range(1, self.group.size)], _LEAVING)
+                except RuntimeError:  # one takes longer, and may
+                    heartbeat.leave(store)
         dist.group.WORLD = self.group.process_group
         self.group.__exit__(RuntimeError if failed else None)
 

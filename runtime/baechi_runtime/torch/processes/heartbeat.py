@@ -8,6 +8,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from torch.distributed.distributed_c10d import Store
@@ -17,7 +18,7 @@ from baechi_runtime.host.error_line import error_line
 _BEAT_SECONDS = 1.0
 _ENDING_SECONDS = 10.0
 """Time for a thread to end: the store has to answer it, which takes longer where the machine is cut off."""
-_KEY = "sign of life"
+_KEY, _LEFT = "sign of life", "no further signs of life"
 
 
 def _clone(store: Store) -> Store:
@@ -40,8 +41,14 @@ def give(store: Store) -> Callable[[], None]:
     return _started([beat], enough)
 
 
+def leave(store: Store) -> None:
+    """Says that no more signs come since all went well, and gives the others, which take longer, the time to hear it."""
+    store.set(_LEFT, "")
+    time.sleep(2 * _BEAT_SECONDS)
+
+
 def listen(store: Store, timeout_seconds: float) -> Callable[[], None]:
-    """Ends this process with an error where no sign of life comes for that long, until the returned function is called.
+    """Ends this process with an error where no sign of life comes for that long, until the returned function is called, or rank 0 leaves.
 
     Two threads, since one that asks a machine that is cut off gets stuck.
     """
@@ -51,7 +58,9 @@ def listen(store: Store, timeout_seconds: float) -> Callable[[], None]:
         last = None
         with contextlib.suppress(RuntimeError):  # the store is gone: whoever uses it next says so
             while not enough.wait(_BEAT_SECONDS):
-                if own.check([_KEY]) and (count := own.get(_KEY)) != last:
+                if own.check([_LEFT]):
+                    enough.set()
+                elif own.check([_KEY]) and (count := own.get(_KEY)) != last:
                     last = count
                     fresh.set()
 

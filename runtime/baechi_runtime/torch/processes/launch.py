@@ -98,9 +98,16 @@ def _start(arguments: Sequence[str], rank: int, count: int, meeting: socket.sock
         stderr=subprocess.PIPE,
         pass_fds=[meeting.fileno()] if rank == 0 else [],
         process_group=0,  # an interrupt at the terminal is for us
-        preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - one system call, no locks
+        preexec_fn=partial(_begin_worker, os.getpid()),  # noqa: PLW1509 - two system calls, no locks
     )
     return Worker(rank, process, Words(cast("IO[bytes]", process.stderr), shared[MARK].partition(" ")[2], shown=rank == 0))
+
+
+def _begin_worker(launcher: int) -> None:
+    """The worker ends with its launcher, and writes to the launcher's terminal where `stty tostop` would stop it: it is in a group of its
+    own."""
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    die_with_parent(launcher)
 
 
 def _wait(workers: Sequence[Worker], crash: CrashLog) -> int:
