@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from baechi_ext.errors import ExecutionError
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.host.processor import available_cores
 from baechi_runtime.torch.cluster import pairs_to_probe
@@ -127,6 +128,21 @@ def test_on_one_machine_the_interface_is_its_own(address: str, sizes: dict[str, 
     environment = {"MASTER_ADDR": address, "MASTER_PORT": "1", **sizes}
     choose_interface(environment)
     assert environment[INTERFACE] == "lo"
+
+
+def test_a_name_of_the_loopback_interface_is_of_another_where_there_are_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a machine's own name is on Debian; here it is a number that is no address in its usual form."""
+    meant = {"MASTER_ADDR": "0x7f000001", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2"}
+    own = {**meant, INTERFACE: "wlan7"}
+    choose_interface(own)
+    assert own[INTERFACE] == "wlan7"
+    way_out = "baechi_runtime.torch.processes.environment._ELSEWHERE"
+    monkeypatch.setattr(way_out, "")
+    with pytest.raises(ExecutionError, match=f"MASTER_ADDR=0x7f000001 is an .* by {INTERFACE}$"):
+        choose_interface(dict(meant))
+    monkeypatch.setattr(way_out, "127.0.0.1")  # as good as any that every machine has
+    choose_interface(meant)
+    assert meant[INTERFACE] == "lo"
 
 
 def test_on_one_machine_the_interface_is_its_own_whatever_the_address() -> None:

@@ -20,7 +20,9 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 _OF_NCCL = "NCCL_SOCKET_IFNAME"
 _OTHERS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 """Variables by which libraries take a process for one of several."""
-_LOOPBACK = "127.0.0.1"
+_LOOPBACK, _LOOPBACKS = "127.0.0.1", "127."
+_ELSEWHERE = "192.0.2.1"
+"""An address that is nobody's (RFC 5737): the way there is the way out."""
 _SIOCGIFADDR = 0x8915
 _NAME_BYTES, _REQUEST_BYTES, _ADDRESS_AT = 15, 256, 20
 
@@ -59,11 +61,19 @@ def choose_interface(environment: MutableMapping[str, str] = os.environ) -> None
     the user has chosen one (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
 
     Left to itself gloo takes the address that the machine's own name stands for, which often is one that no other machine can reach, or one
-    that all others can. Where none is found nothing is changed.
+    that all others can. Where none is found nothing is changed. A name that means the loopback interface here, as a machine's own does on
+    Debian, means another one to the other machines: then it is the one that leads out. Raises ExecutionError where none does.
     """
     if _is_one_machine(environment) and not _is_met_elsewhere(environment):
         environment["MASTER_ADDR"] = _LOOPBACK
     address = _LOOPBACK if _is_one_machine(environment) else towards(environment.get("MASTER_ADDR", ""), _port(environment))
+    if address is not None and address.startswith(_LOOPBACKS) and _is_of_several(environment) and INTERFACE not in environment:
+        address = towards(_ELSEWHERE)
+        if address is None:
+            raise ExecutionError(
+                f"MASTER_ADDR={environment['MASTER_ADDR']} is an address of this machine alone, and there are others; give one that all of "
+                f"them can reach, or name the interface that leads to them by {INTERFACE}"
+            )
     name = None if address is None else _interface_of(address)
     if name is not None:
         for variable in (INTERFACE, _OF_NCCL):
@@ -98,6 +108,13 @@ def meeting_place(environment: Mapping[str, str] = os.environ) -> int | None:
 
 def _is_one_machine(environment: Mapping[str, str]) -> bool:
     return "WORLD_SIZE" in environment and environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]
+
+
+def _is_of_several(environment: Mapping[str, str]) -> bool:
+    """True if there are other machines, and what the address is called is not said to be of this one alone."""
+    given = environment.get("MASTER_ADDR", "")
+    local = environment.get("LOCAL_WORLD_SIZE", environment.get("WORLD_SIZE"))
+    return local != environment.get("WORLD_SIZE") and given != "localhost" and not given.startswith(_LOOPBACKS)
 
 
 def _is_met_elsewhere(environment: Mapping[str, str]) -> bool:
