@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp")
 """Ops that look at a variable and leave it as it is."""
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_BODIES = ("While", "If", "Case")
 _HANDLES = "baechi_handles"
 
 
@@ -108,10 +107,11 @@ def as_traced(concrete: Any, order: Sequence[int]) -> Callable[..., Any]:
 
 
 def _has_effect(operation: "tf.Operation") -> bool:
-    tf = tensorflow()
+    """True for what a tf.function runs though nobody uses its result: all that has state, such as a check of a tensor, but reads and the
+    ops that draw numbers by a seed of their own."""
     if not operation.op_def.is_stateful or operation.type in READS or operation.type in ("Placeholder", "VarHandleOp"):
         return False
-    return not operation.outputs or operation.type in _BODIES or any(t.dtype == tf.resource for t in operation.inputs)
+    return all(attribute.name != "seed" for attribute in operation.op_def.attr)
 
 
 def _variables(concrete: Any, what: str) -> tuple[CapturedVariable, ...]:

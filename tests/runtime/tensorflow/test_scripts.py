@@ -363,6 +363,9 @@ for i in range(7):
     except tf.errors.InvalidArgumentError:
         print("left out")
 """
+GUARDED = FAILING.replace("    x = tf.debugging", "    tf.debugging").replace("(3, 5)", "(6,)")
+"""The last step fails: unplaced, too, nothing orders such a check and the assignments."""
+BAD_AT_FIRST = FAILING.replace("(3, 5)", "(1, 5)")
 OTHER_FUNCTIONS = """
 import functools
 def train(scale, x):
@@ -495,6 +498,8 @@ tf.config.run_functions_eagerly(False)
         (DRAWING, "step: not placed; step draws the next numbers of a seeded sequence (RandomUniform)"),
         (OF_PARTS, "3 steps placed, verified 2 of 3"),
         (FAILING, "verified 2 of 6, last at call 2"),
+        (GUARDED, "verified 2 of 6, last at call 2"),
+        (BAD_AT_FIRST, "verified 2 of "),
         (OTHER_FUNCTIONS, "by_table: not placed; the training step by_table uses a resource that is not a variable"),
         (READ_BY_DATA, "later: placed for 3 steps, then as it is; later uses the variable "),
         (TWO_OPTIMIZERS, "5 steps placed, verified 2 of 5"),
@@ -510,8 +515,9 @@ tf.config.run_functions_eagerly(False)
     ],
 )
 def test_a_step_of_a_kind_of_its_own_prints_the_same(tmp_path: Path, script: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Seeded draws, results of several tensors, errors that the script takes, functions of partials, of data sets and run eagerly;
-    optimizers that the first step builds; variables that data sets read, or only a branch trains; gradients taken outside of the function;
+    """Seeded draws, results of several tensors, errors that the script takes, of checks whose results are unused and in the first call to
+    be placed, too; functions of partials, of data sets and run eagerly; optimizers that the
+    first step builds; variables that data sets read, or only a branch trains; gradients taken outside of the function;
     a trace for tensors of all shapes that Python state has changed behind, and one for those of the call, compiled, too; arguments by
     names that a trace cannot have; steps that return nothing; models that are gone before the next one is trained; Python state that a fit
     changes after its first batch; fits between which functions are told to run eagerly."""

@@ -358,7 +358,14 @@ class PlacedFunction:
         if step is None and (left or not (again or at_once)):
             return self._as_it_is(args, kwargs)
         if step is None:
-            step = self._placed(given)
+            try:
+                step = self._placed(given)
+            except FailedOpError as e:
+                returned = self._as_it_is(args, kwargs)  # raises TensorFlow's own error for what it was given; a later call is placed
+                if not self.settings.fallback:
+                    raise
+                self._go_on_unplaced(e)
+                return returned
         if step is None:
             return self._as_it_is(args, kwargs)
         step.live.require_unread(self.name)
