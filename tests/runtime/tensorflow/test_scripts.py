@@ -595,3 +595,16 @@ def test_a_model_that_runs_eagerly_is_refused() -> None:
     model.compile("sgd", "mse", run_eagerly=True)
     with pytest.raises(OptionError, match="sequential.* runs eagerly; compile it without run_eagerly"):
         baechi_ext.parallelize(model)
+
+
+def test_a_model_that_makes_its_own_train_function_is_refused() -> None:
+    """It may count steps, or keep an average of the weights, around each."""
+
+    class Counting(keras.Sequential):
+        def make_train_function(self, force: bool = False) -> object:
+            return super().make_train_function(force)
+
+    model = Counting([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(OptionError, match="Counting makes a train function of its own"):
+        baechi_ext.parallelize(model)

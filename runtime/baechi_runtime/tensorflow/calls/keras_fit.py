@@ -109,13 +109,16 @@ def place_fit(model: keras.Model, make: Callable[[Any], PlacedFunction], planned
 
 
 def require_placeable(model: keras.Model) -> None:
-    """Raises OptionError where the model's fit is placed already, or is told to run eagerly, or on several replicas, and
-    MissingBackendError where Keras runs on another framework."""
+    """Raises OptionError where the model's fit is placed already, is told to run eagerly, or on several replicas, or runs a train function
+    that its class makes, and MissingBackendError where Keras runs on another framework."""
     require_keras_on_tensorflow()
     if _placer_of(model) is not None:
         raise OptionError(f"the fit of {model.name} is placed already; call baechi_ext.unplace(model) first")
     if why := why_left_alone(model):
         raise OptionError(f"{why}; compile it without run_eagerly and tf.distribute")
+    if type(model).make_train_function is not keras.Model.make_train_function:
+        advice = "which would not run placed; do what it does in train_step or in a callback"
+        raise OptionError(f"{type(model).__name__} makes a train function of its own (make_train_function), {advice}")
 
 
 def step_of_fit(model: keras.Model) -> PlacedFunction:
