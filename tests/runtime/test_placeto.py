@@ -4,6 +4,7 @@ import csv
 import json
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,24 @@ def test_a_training_goes_on(request_to_train: TrainingRequest) -> None:
     assert best == [float(row["best"]) for row in alike]
     with pytest.raises(PolicyError, match="the training is another one"):
         train(replace(request_to_train, config=TrainingConfig(updates=7)))
+
+
+def test_a_training_does_not_write_over_the_policy_it_begins_with(request_to_train: TrainingRequest) -> None:
+    for name in ("policy.json", "policy", "policy.safetensors", "../deep/policy.json"):
+        with pytest.raises(OptionError, match="is the file that the training writes to --out"):
+            replace(request_to_train, policy=str(request_to_train.out / name))
+    assert replace(request_to_train, policy=str(request_to_train.out / "other.json")).policy is not None
+
+
+def test_the_lines_of_updates_that_a_killed_training_makes_again_are_removed(request_to_train: TrainingRequest) -> None:
+    """It saves itself when it has exams: what it said of later updates it says again."""
+    train(replace(request_to_train, time_limit_seconds=1e-9))
+    path = request_to_train.out / "progress.csv"
+    header, *made = path.read_text().splitlines(keepends=True)
+    again = [f"{len(made) + i}{line[line.index(',') :]}" for i, line in enumerate(made * 2, 1)]
+    path.write_text("".join([header, *made, *again]))
+    train(request_to_train)
+    assert [row["updates"] for row in csv.DictReader(path.read_text().splitlines())] == list("123456")
 
 
 @pytest.mark.parametrize(
@@ -325,8 +344,10 @@ def test_what_no_comparison_is(request_to_compare: ComparisonRequest, monkeypatc
         compare(replace(request_to_compare, plot=True))
 
 
-@pytest.mark.parametrize("name", ["zero_shot", "fine_tuned", "from_scratch", "random"])
-@pytest.mark.parametrize("evaluations", [17, 40, 67])
+@pytest.mark.parametrize(
+    ("name", "evaluations"),
+    [("zero_shot", 17), ("random", 17), *product(("zero_shot", "fine_tuned", "from_scratch", "random"), (40, 67))],
+)
 def test_not_even_the_first_episodes_exceed_the_plans_allowed(name: str, evaluations: int) -> None:
     """An episode visits eight decisions twice, so four at once may simulate 68 plans."""
     contest = Contest(towers(), CLUSTER, Policy.fresh(replace(NETWORK, visits=2), 0), evaluations, 0)
@@ -339,7 +360,9 @@ def test_not_even_the_first_episodes_exceed_the_plans_allowed(name: str, evaluat
 def test_too_few_plans_for_an_episode() -> None:
     few = Contest(towers(), CLUSTER, Policy.fresh(replace(NETWORK, visits=2), 0), 16, 0)
     message = "16 plans are too few for an episode of a policy, which may simulate 17; allow 17"
-    assert [entry(name, few) for name in ("zero_shot", "fine_tuned", "from_scratch")] == [message] * 3
+    assert entry("zero_shot", few) == message
+    message = "16 plans are too few for 2 episodes of a policy, each of which may simulate 17; allow 34"
+    assert [entry(name, few) for name in ("fine_tuned", "from_scratch")] == [message] * 2
     random = entry("random", replace(few, evaluations=10))
     assert isinstance(random, Entry)
     assert random.evaluations == 10

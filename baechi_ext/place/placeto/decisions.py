@@ -1,13 +1,15 @@
 """The decisions of an episode: colocation groups, and ops without one, in the order in which they are visited.
 
-Of a graph with more of them than an episode can visit, clusters of them are decided (`blocks.cluster_levels`). A view of them is what
-networks see: features of ops and tensors relative to the graph's own scale, and who is connected with whom. All is numbers without units,
-so that one policy serves all graphs and clusters. Loading this loads no framework.
+Of a graph with more of them than an episode can visit, clusters of them are decided (`blocks.cluster_levels`), or runs of the order.
+A view of them is what networks see: features of ops and tensors relative to the graph's own scale, and who is connected with whom. All is
+numbers without units, so that one policy serves all graphs and clusters. Loading this loads no framework.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +38,8 @@ class Decisions:
         if len(chosen) > most:
             levels = [_split_by_pins(graph, level) for level in cluster_levels(graph, cluster)]
             rank = {v: i for i, v in enumerate(order)}
-            blocks = next((level for level in levels if len(level) <= most), levels[-1])
-            chosen = sorted((tuple(sorted(block, key=rank.__getitem__)) for block in blocks), key=lambda block: rank[block[0]])
+            blocks = next((level for level in levels if len(level) <= most), None) or _runs(graph, _sorted(levels[-1], rank), most)
+            chosen = _sorted(blocks, rank)
         return cls(graph, cluster, tuple(chosen))
 
     def __len__(self) -> int:
@@ -81,6 +83,20 @@ class Decisions:
     def placement(self, devices: Sequence[int]) -> tuple[int, ...]:
         """A device per decision -> a device per op."""
         return spread(self.graph, self.units, [int(d) for d in devices])
+
+
+def _sorted(blocks: Sequence[Unit], rank: Mapping[int, int]) -> list[Unit]:
+    """The blocks, and the ops of each, by rank."""
+    return sorted((tuple(sorted(block, key=rank.__getitem__)) for block in blocks), key=lambda block: rank[block[0]])
+
+
+def _runs(graph: OpGraph, blocks: Sequence[Unit], most: int) -> list[Unit]:
+    """The blocks, each all of one pin or of none, in as many runs as may be: of ops that nothing binds in pairs (a star)."""
+    by_pin: dict[int | None, list[Unit]] = {}
+    for block in blocks:
+        by_pin.setdefault(graph.pins.get(block[0]), []).append(block)
+    size = math.ceil(len(blocks) / max(1, most - len(by_pin)))
+    return [tuple(chain.from_iterable(alike[i : i + size])) for alike in by_pin.values() for i in range(0, len(alike), size)]
 
 
 def _split_by_pins(graph: OpGraph, blocks: Sequence[Unit]) -> Sequence[Unit]:

@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 
 _EPISODES, _BATCHES = 8, 4  # at once, and how often
 _FEWEST_DECISIONS = 64
-_SIMULATED_OPS = 20_000_000  # the most that all batches may simulate: on large graphs they have fewer episodes, and those fewer decisions
+_FEWEST_TO_LEARN = 4  # episodes at once: what one is worth is found beside others
+_SIMULATED_OPS = 20_000_000  # the most that all batches may simulate: on large graphs they have fewer episodes, and those fewer decisions,
+# down to the fewest; beyond 40,000 ops or so it is the time limit that ends them
 
 
 def placeto(task: Task) -> PlanResult:
     """The best plan seen in a few batches of episodes of the policy, and in `options.placeto_episodes` more that it learns from.
 
-    Learning also ends at the time limit, or when the user interrupts it: then the result says so. The first episodes begin with all that
-    is not pinned on the fastest device, so where that fits the plan is never slower. The same for the same seed where the clock did not
-    end it.
+    They end at the time limit, on small graphs only learning does, or when the user interrupts them: then the result says so. The first
+    episodes begin with all that is not pinned on the fastest device, so where that fits the plan is never slower. The same for the same
+    seed where the clock did not end it.
     Raises FileError or PolicyError, too, where the policy can't be used, MissingBackendError without torch or safetensors.
     """
     graph, cluster = task.graph, task.cluster
@@ -36,10 +38,11 @@ def placeto(task: Task) -> PlanResult:
     from baechi_ext.place.placeto.environment import Rules
     from baechi_ext.place.placeto.training_task import TrainingTask
 
-    most = max(_FEWEST_DECISIONS, min(MOST_DECISIONS, _SIMULATED_OPS // len(graph)))
+    each = _BATCHES * policy.config.visits * len(graph)  # the ops that all batches simulate for a decision of an episode
+    most = max(_FEWEST_DECISIONS, min(MOST_DECISIONS, _SIMULATED_OPS // each))
     decisions = Decisions.of(graph, cluster, task.order, most)
-    simulated_ops = len(graph) * len(decisions) * policy.config.visits
-    batch = max(1, min(_EPISODES, _SIMULATED_OPS // (_BATCHES * simulated_ops)))
+    fewest = _FEWEST_TO_LEARN if task.options.placeto_episodes else 1
+    batch = max(fewest, min(_EPISODES, _SIMULATED_OPS // (each * len(decisions))))
     training = TrainingTask(decisions, batch, Rules(visits=policy.config.visits))
     interrupted = _search(task, training, policy)
     return replace(conclude(task, training.proposals()), interrupted=interrupted)
@@ -54,7 +57,7 @@ def _search(task: Task, training: "TrainingTask", policy: "Policy") -> bool:
     seed, batch = task.options.seed, training.environment.batch
     try:
         with single_threaded_torch():
-            training.search(policy, torch.Generator().manual_seed(seed), _BATCHES)
+            training.search(policy, torch.Generator().manual_seed(seed), _BATCHES, seconds=task.left_seconds())
         updates = math.ceil(task.options.placeto_episodes / batch)
         if updates:
             config = TrainingConfig(updates=updates, graphs=1, start="best", learning_rate=(3e-4, 1e-4), seed=seed)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.errors import MissingBackendError, OptionError, PolicyError
-from baechi_ext.ir.files import append_csv
+from baechi_ext.ir.files import append_csv, read_text, write_text
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.numbers import as_number
 from baechi_ext.place.placeto.checkpoint import read_pair, write_pair
@@ -100,13 +100,27 @@ class TrainingProgress:
 class Trainer:
     """A policy in training, and what a checkpoint of it needs."""
 
+    FEWEST_EPISODES = 2
+    """At once on a graph: what an episode is worth is found beside others (`advantages`), alone it would teach to stay undecided."""
+
     def __init__(
-        self, policy: Policy, trainings: Sequence[TrainingTask], config: TrainingConfig, exams: Sequence[TrainingTask] = ()
+        self,
+        policy: Policy,
+        trainings: Sequence[TrainingTask],
+        config: TrainingConfig,
+        exams: Sequence[TrainingTask] = (),
+        *,
+        trained: bool = False,
     ) -> None:
+        """Takes a copy of the policy. One that is `trained` has an exam before the first update: the result is none that does worse."""
         import torch
 
+        fewest = min((training.environment.batch for training in trainings), default=self.FEWEST_EPISODES)
+        if fewest < self.FEWEST_EPISODES:
+            raise OptionError(f"episodes at once on each graph of a training are {fewest}; expected at least {self.FEWEST_EPISODES}")
         self.policy = replace(policy, parameters={k: v.detach().clone().requires_grad_(True) for k, v in policy.parameters.items()})
         self._first = policy
+        self._exam_first = trained and len(exams) > 0
         self.trainings = trainings
         self.exams = exams
         self.config = config
@@ -138,8 +152,8 @@ class Trainer:
 
     @property
     def result(self) -> Policy:
-        """The policy that did best in exams; without exams the one as it is."""
-        return self.best if self.exams else self._copy()
+        """The policy that did best in exams; before the first, and without exams, the one as it is."""
+        return self.best if self.best_exam < math.inf else self._copy()
 
     def run(
         self, watch: Callable[[TrainingProgress], None] | None = None, seconds: float = math.inf, evaluations: float = math.inf
@@ -153,6 +167,9 @@ class Trainer:
         evaluations -= self.config.graphs * max(training.environment.most_simulated for training in self.trainings)
         try:
             with ThreadPoolExecutor(self.config.workers) as pool, single_threaded_torch():
+                if self._exam_first and self.updates == 0 and math.isinf(self.best_exam):
+                    self._take_exam()
+                    self._whole = self._taken()
                 while not self.done and time.perf_counter() < begun_seconds + seconds and self._simulated() <= evaluations:
                     reward, entropy = self._update(pool)
                     if self.exams and (self.updates % self.config.exam_every == 0 or self.updates == self.config.updates):
@@ -362,10 +379,15 @@ def _settings(trainer: Trainer) -> dict[str, dict[str, object]]:
 Watch = Callable[[TrainingProgress], None]
 
 
-def csv_log(path: str | Path) -> Watch:
-    """Appends a line for each update to a CSV file, after a header where the file is new; what is not known is empty. Raises FileError."""
+def csv_log(path: str | Path, updates: float = math.inf) -> Watch:
+    """Appends a line for each update to a CSV file, after a header where the file is new; what is not known is empty. Lines of updates
+    beyond those that were made, as a training that was killed leaves them, are removed: it makes them again. Raises FileError."""
     names = [field.name for field in fields(TrainingProgress)]
     append_csv(path, names, [])
+    header, *lines = read_text(path, "progress").splitlines(keepends=True) or [""]
+    made = [line for line in lines if (number := line.partition(",")[0]).isdecimal() and float(number) <= updates]
+    if len(made) < len(lines):
+        write_text(path, "".join([header, *made]))
     return lambda progress: append_csv(path, names, [["" if value == math.inf else value for value in asdict(progress).values()]])
 
 

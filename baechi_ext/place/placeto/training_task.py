@@ -10,6 +10,7 @@ from baechi_ext.errors import PolicyError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.common import Proposal
+from baechi_ext.place.effort import clock_seconds
 from baechi_ext.place.placeto.decisions import Decisions, View
 from baechi_ext.place.placeto.environment import Environment, Plans, Rules
 from baechi_ext.place.placeto.learning import Rollout, run_episodes
@@ -58,14 +59,18 @@ class TrainingTask:
         self._keep_best()
         return rollout
 
-    def search(self, policy: Policy, generator: "Generator", batches: int, evaluations: float = math.inf) -> None:
+    def search(
+        self, policy: Policy, generator: "Generator", batches: int, evaluations: float = math.inf, seconds: float = math.inf
+    ) -> None:
         """Batches of episodes, the first of all with the likeliest actions; from the second batch on they begin at the best plan.
 
-        There are fewer where a further one could exceed `evaluations`, the plans simulated in all.
+        There are fewer where a further one could exceed `evaluations`, the plans simulated in all, or once these seconds have passed.
         """
+        begun_seconds = clock_seconds()
         self.run(policy, generator, likeliest=1)
         for _ in range(batches - 1):
-            if self.environment.simulated + self.environment.most_simulated > evaluations:
+            spent = self.environment.simulated + self.environment.most_simulated > evaluations
+            if spent or clock_seconds() >= begun_seconds + seconds:
                 break
             self.run(policy, generator, "best")
 

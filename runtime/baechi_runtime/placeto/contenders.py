@@ -48,12 +48,15 @@ class Contest:
     def training(self, batch: int, visits: int = 1) -> TrainingTask:
         return TrainingTask.of(self.graph, self.cluster, batch, Rules(visits=visits))
 
-    def episodes(self, policy: Policy) -> TrainingTask:
-        """At once as many episodes as a batch has, or as the plans allow. Raises OptionError where they allow none."""
+    def episodes(self, policy: Policy, fewest: int = 1) -> TrainingTask:
+        """At once as many episodes as a batch has, or as the plans allow. Raises OptionError where they allow fewer than `fewest`."""
         training = self.training(_EPISODES, policy.config.visits)
         each = training.environment.horizon + 1
-        if each > self.evaluations:
-            raise OptionError(f"{self.evaluations} plans are too few for an episode of a policy, which may simulate {each}; allow {each}")
+        if each * fewest > self.evaluations:
+            raise OptionError(
+                f"{self.evaluations} plans are too few for {'an episode' if fewest == 1 else f'{fewest} episodes'} of a policy, "
+                f"{'which' if fewest == 1 else 'each of which'} may simulate {each}; allow {each * fewest}"
+            )
         fitting = self.evaluations // each
         return training if fitting >= _EPISODES else self.training(fitting, policy.config.visits)
 
@@ -121,7 +124,7 @@ def from_scratch(contest: Contest) -> Entry:
 def _learning(contest: Contest, policy: Policy, learning_rate: float) -> Entry:
     import torch
 
-    task, training = contest.begin("placeto"), contest.episodes(policy)
+    task, training = contest.begin("placeto"), contest.episodes(policy, Trainer.FEWEST_EPISODES)
     config = TrainingConfig(
         updates=_UNTIL_THE_BUDGET_ENDS,
         graphs=1,

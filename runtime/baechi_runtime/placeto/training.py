@@ -51,6 +51,14 @@ class TrainingRequest:
     command: tuple[str, ...] = ()
     """The command line, word by word."""
 
+    def __post_init__(self) -> None:
+        own = (self.out / "policy").resolve()
+        if self.policy is not None and Path(self.policy).resolve() in (own, own.with_suffix(".json"), own.with_suffix(".safetensors")):
+            raise OptionError(
+                f"--policy={self.policy} is the file that the training writes to --out: it would be lost, and the training could not be "
+                "resumed; give another --out, or leave out --policy to go on with the training there"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport(Findings):
@@ -83,7 +91,7 @@ def train(request: TrainingRequest) -> TrainingReport:
     make_folder(request.out)
     policy = Policy.fresh(request.network, request.config.seed) if request.policy is None else load_policy(request.policy)
     trainings, exams = _trainings(request, policy.config.visits)
-    trainer = Trainer(policy, trainings, request.config, exams)
+    trainer = Trainer(policy, trainings, request.config, exams, trained=request.policy is not None)
     about = {"sources": [source.name for source in request.sources], "cluster": request.cluster.to_json()}
     seconds = math.inf if request.time_limit_seconds is None else request.time_limit_seconds
     scalars = [tensorboard_log(request.out / "tensorboard")] if request.tensorboard else []
@@ -108,7 +116,7 @@ def train_in(
     state, exam_every = folder / "training", trainer.config.exam_every
     if state.with_suffix(".json").exists():
         resume_training(state, trainer)
-    logs = [csv_log(folder / "progress.csv"), *more_logs]
+    logs = [csv_log(folder / "progress.csv", trainer.updates), *more_logs]
     with progress(f"training on {len(trainer.trainings)} graphs") as show:
 
         def watch(now: TrainingProgress) -> None:

@@ -40,6 +40,19 @@ def test_decisions_are_the_groups_in_the_order_of_their_first_ops(graph: OpGraph
         assert len(unit) == 1 or len({graph.ops[v].colocation for v in unit} - {None}) == 1
 
 
+def test_what_nothing_binds_in_pairs_is_decided_in_runs() -> None:
+    """A star, whose centre nobody in particular reads, with every third leaf on one of two devices: what is pinned stays apart."""
+    leaves = [f"leaf{i:03}" for i in range(300)]
+    pins = {leaf: i // 3 % 2 for i, leaf in enumerate(leaves) if i % 3 == 0}
+    graph = graph_of(dict.fromkeys(["centre", *leaves], 1.0), *(("centre", leaf, 4) for leaf in leaves), pin=pins)
+    for order in (None, graph.order[::-1]):
+        decisions = Decisions.of(graph, cluster_of(2), order, most=70)
+        assert sorted(v for unit in decisions.units for v in unit) == list(range(301))
+        assert 60 <= len(decisions) <= 70
+        assert all(len({graph.pins.get(v) for v in unit}) == 1 for unit in decisions.units)
+
+
+
 @given(graphs())
 def test_above_is_reachability(graph: OpGraph) -> None:
     decisions = Decisions.of(graph, cluster_of(2))

@@ -121,6 +121,34 @@ def test_large_graphs_have_fewer_decisions(trained: PlaceOptions, monkeypatch: p
     assert result.predicted_step_us <= 4000
 
 
+def test_it_learns_from_several_episodes_on_large_graphs_too(fresh: PlaceOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside itself an episode is neither better nor worse: alone it would teach to stay undecided."""
+    monkeypatch.setattr("baechi_ext.place.placeto.placer._SIMULATED_OPS", 1)
+    seen: list[int] = []
+    monkeypatch.setattr(TrainingTask, "run", lambda self, *_, _run=TrainingTask.run, **more: seen.append(self) or _run(self, *_, **more))
+    for episodes in (0, 4):
+        place("placeto", towers(), cluster_of(2, latency_us=5), replace(fresh, placeto_episodes=episodes))
+    assert [one.environment.batch for one in seen] == [1] * 4 + [4] * 5
+
+
+def test_batches_simulate_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the policy that visits each op twice, with 400 ops: 4 batches of an episode, 2 visits of 64 decisions and 400 ops a plan."""
+    monkeypatch.setattr("baechi_ext.place.placeto.placer._SIMULATED_OPS", 4 * 2 * 80 * 400)
+    seen: list[TrainingTask] = []
+    monkeypatch.setattr(TrainingTask, "run", lambda self, *_, _run=TrainingTask.run, **more: seen.append(self) or _run(self, *_, **more))
+    place("placeto", towers(10, 40), cluster_of(2, latency_us=5))
+    assert len(seen) == 4
+    assert seen[0].environment.simulated * 400 <= 4 * 2 * 80 * 400 + 4 * 400
+
+
+def test_a_search_ends_between_batches_at_the_time_limit(fresh: PlaceOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[TrainingTask] = []
+    monkeypatch.setattr(TrainingTask, "run", lambda self, *_, _run=TrainingTask.run, **more: seen.append(self) or _run(self, *_, **more))
+    monkeypatch.setattr("baechi_ext.place.common.SMALL", 0)
+    result = place("placeto", towers(), cluster_of(2, latency_us=5), replace(fresh, time_limit_seconds=1e-9))
+    assert (len(seen), result.plan.predicted_step_us <= 80) == (1, True)
+
+
 def test_what_there_is_nothing_to_decide_about(trained: PlaceOptions) -> None:
     assert place("placeto", graph_of({}), cluster_of(2), trained).predicted_step_us == 0
     assert place("placeto", towers(), cluster_of(1), trained).predicted_step_us == 80

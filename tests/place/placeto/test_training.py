@@ -295,6 +295,30 @@ def test_exams_choose_the_policy_and_stop_early() -> None:
     assert trainer.best_exam == examined(start, [exam])
 
 
+def test_before_the_first_exam_the_policy_as_it_is_is_the_result() -> None:
+    exam = training(distinct(6, 9), cluster_of(2), 1)
+    trainer = Trainer(Policy.fresh(SMALL, 3), some_trainings(), replace(SHORT, updates=100, exam_every=25), [exam])
+    result = trainer.run(evaluations=200)
+    assert 0 < trainer.updates < 25
+    assert same(result, trainer.policy)
+
+
+def test_a_trained_policy_has_an_exam_first() -> None:
+    """What learning at a rate of 10 makes of it is kept only if it does better."""
+    exam, start = training(towers(3), cluster_of(3, latency_us=5), 1), Policy.fresh(SMALL, 3)
+    trainer = Trainer(start, some_trainings(), replace(SHORT, learning_rate=(10.0, 10.0)), [exam], trained=True)
+    told: list[TrainingProgress] = []
+    result = trainer.run(told.append)
+    first = examined(start, [exam])
+    assert told[0].exam == first
+    assert examined(result, [exam]) == trainer.best_exam <= first
+
+
+def test_one_episode_at_once_teaches_nothing() -> None:
+    with pytest.raises(OptionError, match="episodes at once on each graph of a training are 1; expected at least 2"):
+        Trainer(Policy.fresh(SMALL, 0), [training(towers(), cluster_of(2), 1)], SHORT)
+
+
 def test_an_exam_is_step_over_bound() -> None:
     """Everything on one of two devices is 80 us; the bound is 40."""
     policy = Policy.fresh(SMALL, 0)
@@ -316,6 +340,8 @@ def test_progress_and_its_csv_file(tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))
     assert [row["episodes"] for row in rows] == ["8", "16", "24", "32"]
     assert (rows[0]["exam"], float(rows[3]["best_exam"])) == ("", trainer.best_exam)
+    csv_log(tmp_path / "log.csv", 2)
+    assert [row["updates"] for row in csv.DictReader((tmp_path / "log.csv").read_text().splitlines())] == ["1", "2"]
     with pytest.raises(FileError, match="cannot write"):
         csv_log(tmp_path / "no" / "log.csv")
 
