@@ -1,5 +1,6 @@
 """Where learned placers get their graphs: a family of data sets, or a folder of graph files."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +9,18 @@ from baechi_ext.datasets.families import INDEX
 from baechi_ext.errors import FileError, OptionError
 from baechi_ext.ir import OpGraph
 from baechi_ext.ir.files import encode_text
+
+
+def require_titles(sources: Iterable["Source"]) -> None:
+    """Raises OptionError where two have one title: they would write the same files, or be the same graphs."""
+    named: dict[str, Source] = {}
+    for source in sources:
+        other = named.setdefault(source.title, source)
+        if other is not source:
+            raise OptionError(
+                f"the sources {other.name!r} and {source.name!r} are both called {source.title!r}; give each once, "
+                "and rename one of two folders of one name"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from baechi_ext.datasets import FAMILIES, INSTALLED, SPLITS
-from baechi_ext.errors import OptionError
 from baechi_ext.place.traversal import TRAVERSALS
 from baechi_runtime.cli.flags import kinds
 from baechi_runtime.cli.flags.kinds import Flag, Kind
@@ -132,9 +131,10 @@ def request_of(args: argparse.Namespace) -> PlacetoRequest:
 
 
 def _on_sources(args: argparse.Namespace) -> dict[str, Any]:
-    from baechi_runtime.placeto.graphs import Source
+    from baechi_runtime.placeto.graphs import Source, require_titles
 
     sources = tuple(Source(name, Path(args.folder), args.most_graphs) for name in args.sources)
+    require_titles(sources)
     return {"sources": sources, "cluster": ClusterRequest.of(args).cluster(), "out": None if args.out is None else Path(args.out)}
 
 
@@ -160,12 +160,12 @@ def _evaluate(args: argparse.Namespace) -> PlacetoRequest:
 
 def _study(args: argparse.Namespace) -> PlacetoRequest:
     """A study, on 3 devices unless flags say otherwise."""
+    from baechi_runtime.placeto.graphs import Source, require_titles
     from baechi_runtime.placeto.study import StudyRequest, StudySettings, study
 
     if args.cluster is None and args.num_devices is None and args.num_gpus is None:
         args.num_devices = DEVICES
-    if len(set(args.sources)) < len(args.sources):
-        raise OptionError(f"a source is given twice among {', '.join(args.sources)}; give each once")
+    require_titles([Source(name, Path(args.folder)) for name in args.sources])
     values = {"sources": tuple(args.sources), "graphs": args.most_graphs or MANY, "cluster": ClusterRequest.of(args).cluster()}
     settings = StudySettings(**kinds.named(StudySettings, args) | values)
     request = StudyRequest(settings, Path(args.folder), Path(args.out), args.workers, args.budget, args.plot, args.command)
