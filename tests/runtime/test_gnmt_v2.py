@@ -180,3 +180,9 @@ def test_one_layer_needs_no_attention_above_it() -> None:
     module, inputs = build(Options(**TINY, num_layers=1, encoder_type="uni"))
     assert isinstance(module, nn.Module)
     assert module(*inputs).isfinite()
+
+
+def test_one_layer_attends_to_nothing() -> None:
+    module, inputs = build(Options(2, 11, 4, 8, num_layers=1, encoder_type="uni"))
+    module(*inputs).backward()
+    assert [name for name, parameter in module.named_parameters() if parameter.grad is None] == []

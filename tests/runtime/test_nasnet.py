@@ -121,6 +121,7 @@ def test_halving_keeps_every_second_pixel_and_its_neighbour() -> None:
 def test_hundreds_of_ops_and_no_counters() -> None:
     torch.manual_seed(0)
     module, inputs = build(Options(batch_size=2, image_size=8, nasnet_cells=1, nasnet_filters=4))
+    assert module.stem[0].out_channels == 3 * 4
     graph, _ = capture_joint(WithLoss(module), inputs, CaptureOptions())
     kinds = Counter(op.op for op in graph.ops if op.phase == "forward")
     assert len(graph) > 500

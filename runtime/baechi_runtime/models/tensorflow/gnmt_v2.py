@@ -2,7 +2,8 @@
 
 The same network as the one for PyTorch, with the same flags: stacks of recurrent layers, additive attention (Bahdanau et al. 2015,
 appendix A.1.2) of the lowest decoder layer's output, which is a second input of all layers above; teacher forcing, and no attention fed
-back to the lowest layer. All sequences are time-major, and pass from layer to layer in chunks that are tensors of their own.
+back to the lowest layer, no dropout, the mean loss of words; residual layers of the decoder as there. All sequences are time-major, and
+pass from layer to layer in chunks that are tensors of their own.
 """
 
 import re

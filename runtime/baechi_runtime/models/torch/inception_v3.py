@@ -1,4 +1,7 @@
-"""Inception-V3 without the auxiliary head (Szegedy et al., CVPR 2016, "Rethinking the Inception Architecture"): 23,834,568 parameters."""
+"""Inception-V3 without the auxiliary head (Szegedy et al., CVPR 2016, "Rethinking the Inception Architecture"): 23,834,568 parameters.
+
+Weights are drawn as PyTorch does by default, where the authors' code draws from truncated normal distributions.
+"""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """NASNet-A (Zoph et al. 2018, "Learning Transferable Architectures for Scalable Image Recognition", figure 4 and appendix A).
 
 N normal cells, a reduction cell, N normal cells, a reduction cell, N normal cells; each cell reads the outputs of the two before it.
-Without the auxiliary head and without drop-path. Padding is symmetric.
+Without the auxiliary head, and without drop-path and the dropout before the last layer. Padding is symmetric.
 """
 
 from dataclasses import dataclass, replace
@@ -14,6 +14,8 @@ from baechi_runtime.models.torch.cells import Grid, Norm, adjust, average, proje
 from baechi_runtime.models.torch.images import labelled
 
 STEM_FILTERS = 96
+"""Of the networks for ImageNet; those for CIFAR-10 have STEM_MULTIPLIER for each of the first cells' filters, which are 32."""
+STEM_MULTIPLIER = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,9 @@ LARGE = Layout(cells=6, filters=168, classes=1000, imagenet_stem=True, skips_red
 def build(options: Options) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model, random images and labels. Raises OptionError for images or filters it cannot take."""
     layout, batch, size, smallest = (LARGE, 2, 331, 33) if options.large else (CIFAR, 8, 32, 4)
-    layout = replace(layout, cells=options.nasnet_cells, filters=options.nasnet_filters or layout.filters)
+    filters = options.nasnet_filters or layout.filters
+    stem = STEM_FILTERS if options.large else STEM_MULTIPLIER * filters
+    layout = replace(layout, cells=options.nasnet_cells, filters=filters, stem_filters=stem)
     batch, size = options.batch_size or batch, options.image_size or size
     if options.large and layout.filters % 4:
         raise OptionError(f"--nasnet_filters={layout.filters} does not suit --large; it takes a multiple of 4")

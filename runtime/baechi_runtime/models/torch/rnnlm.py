@@ -1,7 +1,8 @@
 """A recurrent language model (Zaremba et al. 2014, arXiv 1409.2329), by default the paper's medium one: 19.8 M parameters.
 
 The large one, 66.0 M, is --rnn_units=1500 --dropout=0.65. Dropout stands where no state passes from step to step. Every sequence begins
-with a zero state. Layers pass chunks of time steps on, which are one op each (see `rnn`).
+with a zero state. Weights are drawn as PyTorch does by default, the paper's from U(-0.05, 0.05). Layers pass chunks of time steps on,
+which are one op each (see `rnn`).
 """
 
 from dataclasses import dataclass
