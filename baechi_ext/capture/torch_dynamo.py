@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import cache
 from inspect import signature
@@ -184,6 +184,15 @@ def source_of(node: "fx.Node") -> tuple[str, bool]:
         return "", False
     name = source.name() if callable(source.name) else source.name
     return name, "ParamBuffer" in repr(source)
+
+
+def unmark(tensors: Iterable[object]) -> None:
+    """Take from parameters the mark that TorchDynamo leaves on those that it traces, which would be saved with them. It makes the mark
+    anew whenever it traces them; `guarded` ones are a user's own."""
+    for tensor in tensors:
+        marks = getattr(tensor, "__dict__", {})
+        if marks.get("_dynamo_static_input_type") == "unguarded":
+            del marks["_dynamo_static_input_type"]
 
 
 def graph_breaks() -> list[tuple[str, list[tuple[str, int, str]]]]:

@@ -466,7 +466,7 @@ def test_what_is_saved_of_a_placed_module_is_what_it_is_unplaced(tmp_path: Path)
         "for _ in range(4):\n    model(torch.randn(5, 64)).sum().backward()\n"
         "torch.save(model, file)\nfile.seek(0)\n"
         "with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.Tanh]):\n    loaded = torch.load(file, weights_only=True)\n"
-        "print(sorted(vars(loaded)), sorted(vars(copy.deepcopy(model))))\n"
+        "print(sorted(vars(loaded)), sorted(vars(copy.deepcopy(model))), vars(loaded[0].weight))\n"
     )
     printed, run = placed(path)
     assert printed == unplaced(path)

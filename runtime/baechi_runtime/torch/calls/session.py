@@ -21,7 +21,7 @@ import networkx as nx
 import torch
 from torch import Tensor, fx, nn
 
-from baechi_ext.capture.torch_dynamo import module_classes, sees_single_ops, skip_frame, skip_guarded_frame
+from baechi_ext.capture.torch_dynamo import module_classes, sees_single_ops, skip_frame, skip_guarded_frame, unmark
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_ext.capture.torch_guards import guard_the_unguarded, take_raised
 from baechi_ext.capture.torch_private import casts_all, inside_backward
@@ -130,6 +130,7 @@ class Session:
             self._refuse(skip_frame, e)
         modules = [] if module is None else list(module.modules())
         guard_the_unguarded(module_classes(graph) | {type(m) for m in modules}, modules, partial(self._refuse, skip_guarded_frame))
+        unmark(examples)
         live = LiveFragment(self.run, graph)
         self.fragments.append(live)
         return live
