@@ -34,6 +34,11 @@ class _Images(Dataset):
         self.data, self.targets = images(length(train), self.shape, self.number_of_classes, seed=1 + train)
         self.classes = [str(name) for name in range(self.number_of_classes)]
 
+    @property
+    def train_data(self) -> Any:
+        """The bytes, under the name that they once had."""
+        return self.data
+
     def __len__(self) -> int:
         return len(self.targets)
 
