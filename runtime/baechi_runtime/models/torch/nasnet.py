@@ -14,7 +14,7 @@ from baechi_runtime.models.torch.cells import Grid, Norm, adjust, average, proje
 from baechi_runtime.models.torch.images import labelled
 
 STEM_FILTERS = 96
-"""Of the networks for ImageNet; those for CIFAR-10 have STEM_MULTIPLIER for each of the first cells' filters, which are 32."""
+"""The networks for ImageNet have so many; those for CIFAR-10 have STEM_MULTIPLIER for each of the first cells' filters, which are 32."""
 STEM_MULTIPLIER = 3
 
 

@@ -1,8 +1,8 @@
 """The Transformer (Vaswani et al. 2017, arXiv 1706.03762, "Attention is all you need", sections 3 and 5.4), by default its base model.
 
 Source and target embeddings and the output projection are one weight (section 3.4). All sentences have full length, the right target is
-fed at every step, and labels are not smoothed. Projections of attention have biases, the
-paper's have none. Every projection is a layer of its own, so that queries, keys and values may run apart.
+fed at every step, and labels are not smoothed. Projections of attention have biases, the paper's have none. Every projection is a layer
+of its own, so that queries, keys and values may run apart.
 """
 
 import math
