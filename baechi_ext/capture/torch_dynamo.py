@@ -170,6 +170,13 @@ def skip_frame(why: str) -> NoReturn:
     raise SkipFrame(why)
 
 
+def pass_over(code: CodeType) -> None:
+    """Have TorchDynamo run each frame of this code as it is, and trace what it calls as frames of their own.."""
+    with needed("tracing a module's calls"):
+        from torch._dynamo.eval_frame import skip_code
+    skip_code(code)
+
+
 def skip_guarded_frame(why: str) -> NoReturn:
     """The same while guards of the frame are made."""
     with needed("tracing a module's calls"):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from baechi_ext.capture.torch_dynamo import pass_over
 from baechi_ext.capture.torch_private import inside_backward
 from baechi_ext.errors import CaptureError
 
@@ -53,6 +54,7 @@ def outermost_calls(runner: Callable[[nn.Module, Call], Call]) -> Iterator[None]
         finally:
             inside.now = False
 
+    pass_over(call.__code__)  # else all modules behind graph breaks share its few traces, as one function
     nn.Module.__call__ = call  # type: ignore[method-assign]
     try:
         yield
