@@ -147,8 +147,7 @@ def traced(module: "torch.nn.Module", backend: Callable[..., Any] | str) -> Call
     with needed("tracing a module's calls"):
         import torch
         from torch._dynamo.external_utils import wrap_inline
-        from torch._dynamo.trace_rules import check
-    call = wrap_inline(module._call_impl) if check(type(module).forward) else module._call_impl
+    call = wrap_inline(module._call_impl) if is_passed_over(type(module)) else module._call_impl
     counted: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
     with distributions_unchecked():  # torch.compile takes their checks away for good
         compiled: Callable[..., Any] = torch.compile(call, backend=backend, dynamic=False, **counted)
@@ -171,10 +170,18 @@ def skip_frame(why: str) -> NoReturn:
 
 
 def pass_over(code: CodeType) -> None:
-    """Have TorchDynamo run each frame of this code as it is, and trace what it calls as frames of their own.."""
+    """Have TorchDynamo run each frame of this code as it is, and trace what it calls as frames of their own."""
     with needed("tracing a module's calls"):
         from torch._dynamo.eval_frame import skip_code
     skip_code(code)
+
+
+@cache
+def is_passed_over(kind: "type[torch.nn.Module]") -> bool:
+    """True if TorchDynamo traces the forward of this class where it is inlined into another frame alone, as that of torch's own modules."""
+    with needed("tracing a module's calls"):
+        from torch._dynamo.trace_rules import check
+    return bool(check(kind.forward))
 
 
 def skip_guarded_frame(why: str) -> NoReturn:

@@ -1,43 +1,50 @@
 """Calls of modules while a script runs."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from baechi_runtime.torch.calls.module_calls import outermost_calls
 
-LAYERS = torch._dynamo.config.recompile_limit + 4
 
-
-def layer() -> nn.Module:
+def layer_of_its_own(_: int) -> nn.Module:
     """A layer of a class whose forward is code of its own."""
     names = {"nn": nn}
-    exec("class Layer(nn.Linear):\n    def forward(self, x, **more):\n        return super().forward(x) * more.get('scale', 1.0)", names)
+    exec("class Layer(nn.Linear):\n    def forward(self, x):\n        return super().forward(x) * 0.5", names)
     return names["Layer"](4, 4)
 
 
+def layer_of_torch(number: int) -> nn.Module:
+    """Another one for every number."""
+    return nn.Sequential(nn.Linear(4, 4), *(nn.Tanh() for _ in range(number)))
+
+
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layer: Callable[[int], nn.Module], count: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layer() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(layer(number) for number in range(count))
 
     def forward(self, x: Tensor) -> Tensor:
-        for number, each in enumerate(self.layers):
-            print(end="")
-            x = each(x, scale=0.5) if number % 2 else each(x)
+        for each in self.layers:
+            print(end="")  # breaks the graph in a loop, so that the frame runs as it is
+            x = each(x)
         return x
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_more_layers_behind_graph_breaks_than_a_function_has_traces_are_all_traced() -> None:
-    torch._dynamo.reset()
+@pytest.mark.parametrize(("layer", "count"), [(layer_of_its_own, 12), (layer_of_torch, 6)])
+def test_layers_behind_graph_breaks_are_traced_each_by_itself(layer: Callable[[int], nn.Module], count: int) -> None:
+    """TorchDynamo traces one function 8 times, whatever calls it."""
+    torch.compiler.reset()
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
         graphs.append(graph)
         return graph
 
-    net = Net()
+    net = Net(layer, count)
     with outermost_calls(lambda _, ordinary: torch.compile(ordinary, backend=backend)):
         net(torch.ones(2, 4))
-    assert len(graphs) == LAYERS
+    assert len(graphs) == count

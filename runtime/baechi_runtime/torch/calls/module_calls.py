@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from baechi_ext.capture.torch_dynamo import pass_over
+from baechi_ext.capture.torch_dynamo import is_passed_over, pass_over
 from baechi_ext.capture.torch_private import inside_backward
 from baechi_ext.errors import CaptureError
 
@@ -45,16 +45,21 @@ def outermost_calls(runner: Callable[[nn.Module, Call], Call]) -> Iterator[None]
     """
     plain, inside = nn.Module.__call__, threading.local()
 
+    def through(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        return plain(module, *args, **kwargs)
+
     def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling() or getattr(inside, "now", False) or inside_backward():
+        if torch.compiler.is_dynamo_compiling():
             return plain(module, *args, **kwargs)
+        if getattr(inside, "now", False) or inside_backward():
+            return (through if is_passed_over(type(module)) else plain)(module, *args, **kwargs)
         inside.now = True
         try:
             return runner(module, partial(plain, module))(*args, **kwargs)
         finally:
             inside.now = False
 
-    pass_over(call.__code__)  # else all modules behind graph breaks share its few traces, as one function
+    pass_over(call.__code__)  # else all modules behind graph breaks share its few traces; torch's own, which need them, share `through`'s
     nn.Module.__call__ = call  # type: ignore[method-assign]
     try:
         yield
