@@ -52,7 +52,7 @@ def outermost_calls(runner: Callable[[nn.Module, Call], Call]) -> Iterator[None]
         if torch.compiler.is_dynamo_compiling():
             return plain(module, *args, **kwargs)
         if getattr(inside, "now", False) or inside_backward():
-            return (through if is_passed_over(type(module)) else plain)(module, *args, **kwargs)
+            return (through if is_passed_over(type(module).forward) else plain)(module, *args, **kwargs)
         inside.now = True
         try:
             return runner(module, partial(plain, module))(*args, **kwargs)
