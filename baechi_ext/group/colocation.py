@@ -81,10 +81,14 @@ class Loads(Labels):
         for v, device in graph.pins.items():
             self._pin.setdefault(self.find(v), device)
 
+    def pinned_apart(self, a: int, b: int) -> bool:
+        """True if both are pinned, to different devices."""
+        return self._pin.get(a, self._pin.get(b)) != self._pin.get(b, self._pin.get(a))
+
     def may_join(self, a: int, b: int, small: float = 0.0) -> bool:
         """True unless both have a cost that would come to more than its limit, or are pinned to different devices; one of at most `small`
         limits may be that much beyond it."""
-        if self._pin.get(a, self._pin.get(b)) != self._pin.get(b, self._pin.get(a)):
+        if self.pinned_apart(a, b):
             return False
         for limit, costs in zip(self._limits, self._costs, strict=True):
             less, more = sorted((costs[a], costs[b]))

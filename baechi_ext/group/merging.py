@@ -15,13 +15,13 @@ SHARE_OF_A_ROUND = 0.25
 
 
 def merge(graph: OpGraph, max_ops: int, max_share: float = DEFAULT_MAX_SHARE) -> Grouping:
-    """The coarse graph of at most `max_ops` ops, or as few as the graph has unconnected parts, after contracting edges.
+    """The coarse graph of at most `max_ops` ops, or as few as can be, after contracting edges.
 
-    An edge is contracted where no second path connects its ends, so no cycle closes. Cheap ones go first: those that lengthen the
-    longest path of the graph least, and, between two colocation groups (an op without a string is one of its own), where the
-    smaller group takes least time in all: they share a device for good, with all their ops. At equal cost the largest tensor goes
-    first. Only when nothing else is left are groups joined that both take time and together more than `max_share` of the
-    graph's compute time, or likewise of its persistent bytes.
+    An edge is contracted where no second path connects its ends, so no cycle closes, and pins let them share a device. Cheap ones go
+    first: those that lengthen the longest path of the graph least, and, between two colocation groups (an op without a string is one
+    of its own), where the smaller group takes least time in all: they share a device for good, with all their ops. At equal cost the
+    largest tensor goes first. Only when nothing else is left are groups joined that both take time and together more than `max_share`
+    of the graph's compute time, or likewise of its persistent bytes.
 
     Raises OptionError where `max_ops` is below 1 or `max_share` not positive.
     """
@@ -57,7 +57,7 @@ class _Merging(Folding):
                 # The later ones wait for the next round, in which they cost something else; but some edge is contracted in each.
                 if touched and rank >= excess * SHARE_OF_A_ROUND or len(touched) >= 2 * excess:
                     break
-                if u not in touched and v not in touched and not self.second_path(u, v):
+                if u not in touched and v not in touched and self._may_contract(u, v):
                     touched |= {u, v}
                     self._contract(u, v)
             if not touched:
@@ -83,6 +83,10 @@ class _Merging(Folding):
             return False, longer_us, longer_us, smaller_us
         less_us = min(self.groups.compute_us[a], self.groups.compute_us[b])
         return not self.groups.may_join(a, b), longer_us + less_us, longer_us, smaller_us
+
+    def _may_contract(self, u: int, v: int) -> bool:
+        apart = self.groups.pinned_apart(self.groups.find(u), self.groups.find(v))
+        return not apart and not self.second_path(u, v)
 
     def _contract(self, u: int, v: int) -> None:
         time_us = self.compute_us[u] + self.compute_us[v]

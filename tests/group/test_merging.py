@@ -1,5 +1,7 @@
 """Merging neighbours: the bound holds, no cycle closes, constraints and costs stay, and what can run in parallel still can."""
 
+from itertools import pairwise
+
 import networkx as nx
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from baechi_ext.errors import OptionError
 from baechi_ext.group.merging import merge
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.simulate import lower_bound_us
-from tests.build import cluster_of
+from tests.build import cluster_of, graph_of
 from tests.group.training_graphs import PROPERTY, any_graphs, chain, names, small, training_graphs
 
 GRAPHS = st.one_of(training_graphs(), any_graphs())
@@ -52,6 +54,26 @@ def test_a_graph_that_is_small_enough_stays(graph):
     coarse = merge(graph, len(graph)).coarse
     assert [op.id for op in coarse.ops] == [graph.ops[v].id for v in graph.order]
     assert len(coarse.tensors) == len(graph.tensors)
+
+
+def test_what_is_pinned_to_different_devices_stays_apart() -> None:
+    """b goes to a or c, d to c; nothing joins a and c, whatever else is in between."""
+    graph = graph_of(dict.fromkeys("abcd", 1.0), ("a", "b", 1), ("b", "c", 1), ("c", "d", 1), pin={"a": 0, "c": 1})
+    assert sorted(op.pin for op in merge(graph, 1).coarse.ops) == [0, 1]
+
+
+def test_what_a_round_pins_counts_in_that_round() -> None:
+    """b and c share a device. a>b and c>d go in one round, long before the rest: b takes the pin of a, or c that of d, not both."""
+    rest = "efghi"
+    edges = [(u, v, 1) for u, v in ("ab", "cd", *map("".join, pairwise(rest)))]
+    graph = graph_of(
+        dict.fromkeys("abcd", 1.0) | dict.fromkeys(rest, 10.0), *edges, pin={"a": 0, "d": 1}, colocation={"b": "bc", "c": "bc"}
+    )
+    pins: dict[str, set[int | None]] = {}
+    for op in merge(graph, 1).coarse.ops:
+        pins.setdefault(op.colocation or op.id, set()).add(op.pin)
+    assert sorted(pin for of in pins.values() for pin in of - {None}) == [0, 1]
+    assert not any({0, 1} <= of for of in pins.values())
 
 
 def test_the_cheapest_go_first() -> None:
