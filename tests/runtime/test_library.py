@@ -117,6 +117,19 @@ def test_a_cluster_may_be_in_a_file(tmp_path: Path) -> None:
     assert baechi_ext.plan(graph_of({"a": 1.0}), devices=str(tmp_path / "cluster.json")).cluster == cluster
 
 
+def test_further_devices_have_the_links_of_the_last() -> None:
+    """The fourth and fifth are to the others as the third, and to it and each other as it is to the second."""
+    near, out, back = baechi_ext.Link(1e-4), baechi_ext.Link(2e-4), baechi_ext.Link(3e-4)
+    names = [f"device:{i}" for i in range(5)]
+    pairs = {(names[0], names[1]): near, (names[1], names[0]): near, (names[2], names[0]): out, (names[1], names[2]): back}
+    cluster = baechi_ext.Cluster(tuple(map(baechi_ext.Device, names[:3])), baechi_ext.Link(9e-4), pairs)
+    wider = baechi_ext.plan(graph_of({"a": 1.0}), devices=cluster).what_if(devices=5).cluster
+    expected = {**pairs, **{(names[i], names[0]): out for i in (3, 4)}, **{(names[1], names[i]): back for i in (3, 4)}}
+    assert wider.pairs == expected | {(names[i], names[j]): back for i in range(2, 5) for j in range(i + 1, 5)}
+    fewer = baechi_ext.plan(graph_of({"a": 1.0}), devices=cluster).what_if(devices=2).cluster
+    assert fewer.pairs == {ends: link for ends, link in pairs.items() if names[2] not in ends}
+
+
 def test_what_if_is_the_step_planned_for_another_cluster(run: baechi_ext.Run) -> None:
     other = run.what_if(devices=8, link="25GB/s")
     assert [device.name for device in other.cluster.devices] == [f"device:{i}" for i in range(8)]

@@ -4,6 +4,7 @@ a further Run."""
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -305,10 +306,19 @@ def link_of(given: str | Link, like: Link) -> Link:
 
 
 def sized(cluster: Cluster, count: int) -> Cluster:
-    """The first `count` devices of a cluster, and further ones like its last. Raises OptionError for what is no number of them."""
+    """The first `count` devices of a cluster, and further ones like its last, with the links of that. Raises OptionError for what is no
+    number of them."""
     devices = list(cluster.devices[: device_count(count, _DEVICES)])
     kind, numbers = devices[-1].name.rpartition(":")[0] or "device", {d.name for d in devices}
     names = (f"{kind}:{i}" for i in range(len(devices) + count) if f"{kind}:{i}" not in numbers)
     devices += [replace(devices[-1], name=name) for name, _ in zip(names, range(count - len(devices)), strict=False)]
-    known = {device.name for device in devices}
-    return replace(cluster, devices=tuple(devices), pairs={ends: link for ends, link in cluster.pairs.items() if known.issuperset(ends)})
+    last = len(cluster) - 1
+    pairs: dict[tuple[str, str], Link] = {}
+    for i, j in permutations(range(len(devices)), 2) if cluster.pairs else ():
+        like = min(i, last), min(j, last)
+        if like == (last, last):  # new ones are to the last, and to each other, as that is to the one before it
+            like = (last, last - 1) if i > j else (last - 1, last)
+        link = cluster.pairs.get((cluster.devices[like[0]].name, cluster.devices[like[1]].name))
+        if link is not None:
+            pairs[devices[i].name, devices[j].name] = link
+    return replace(cluster, devices=tuple(devices), pairs=pairs)
