@@ -5,12 +5,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import ValidationError, convert
+from msgspec import ValidationError, convert, defstruct
+from msgspec.structs import asdict
 
 from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.cost.hardware import HARDWARE, Hardware
 from baechi_ext.errors import MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, Device, OpGraph
+from baechi_ext.ir.checked import Count, Index, Share
 from baechi_ext.ir.cluster import DEFAULT_LINK
 from baechi_ext.ir.numbers import device_count
 from baechi_ext.options import PlanOptions
@@ -32,6 +34,9 @@ _DEVICES = "2"
 _GRAPH, _MODULE, _FUNCTION, _MODEL = "a graph", "a module", "a TensorFlow step", "a built-in model"
 _OF_ALL = ("method", "device_memory", "pins", "seed", "time_limit")
 _OPTIONS = {_GRAPH: (*_OF_ALL, "link"), _MODULE: (*_OF_ALL, "cache"), _FUNCTION: (*_OF_ALL, "workers"), _MODEL: (*_OF_ALL, "optimizer")}
+_RANGES: dict[Any, Any] = {int: Index, int | None: Count | None, float | None: Share | None}
+_CheckedOptions = defstruct("ModelOptions", [(of.name, _RANGES.get(of.type, of.type), of.default) for of in fields(ModelOptions)])
+"""The options of models, with the ranges that the command line's flags have."""
 _SIZES = tuple(field.name for field in fields(ModelOptions) if field.name != "num_devices")
 
 
@@ -163,7 +168,7 @@ def _model_request(name: str, sizes: Any, devices: _Devices, options: PlanOption
         )
     request = _parallelize_options(devices, options).request()
     try:
-        model_options = convert({**(sizes or {}), "num_devices": request.num_devices}, ModelOptions)
+        model_options = ModelOptions(**asdict(convert({**(sizes or {}), "num_devices": request.num_devices}, _CheckedOptions)))
     except ValidationError as e:
         raise OptionError(f"the sizes of {name}: {e}") from e
     return replace(request, model=name, model_options=model_options, optimizer=options.get("optimizer", "sgd"), cache=None)
