@@ -147,7 +147,8 @@ def traced(module: "torch.nn.Module", backend: Callable[..., Any] | str) -> Call
     with needed("tracing a module's calls"):
         import torch
         from torch._dynamo.external_utils import wrap_inline
-    call = wrap_inline(module._call_impl) if is_passed_over(type(module).forward) else module._call_impl
+        from torch._dynamo.trace_rules import check
+    call = wrap_inline(module._call_impl) if check(type(module).forward) else module._call_impl
     counted: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
     with distributions_unchecked():  # torch.compile takes their checks away for good
         compiled: Callable[..., Any] = torch.compile(call, backend=backend, dynamic=False, **counted)
@@ -174,14 +175,6 @@ def pass_over(code: CodeType) -> None:
     with needed("tracing a module's calls"):
         from torch._dynamo.eval_frame import skip_code
     skip_code(code)
-
-
-@cache
-def is_passed_over(forward: Callable[..., Any]) -> bool:
-    """True if TorchDynamo traces a class's forward where it is inlined into another frame alone, as those of torch's own modules."""
-    with needed("tracing a module's calls"):
-        from torch._dynamo.trace_rules import check
-    return bool(check(forward))
 
 
 def skip_guarded_frame(why: str) -> NoReturn:

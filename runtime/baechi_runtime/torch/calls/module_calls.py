@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from baechi_ext.capture.torch_dynamo import is_passed_over, pass_over
+from baechi_ext.capture.torch_dynamo import pass_over
 from baechi_ext.capture.torch_private import inside_backward
 from baechi_ext.errors import CaptureError
 
@@ -52,7 +52,8 @@ def outermost_calls(runner: Callable[[nn.Module, Call], Call]) -> Iterator[None]
         if torch.compiler.is_dynamo_compiling():
             return plain(module, *args, **kwargs)
         if getattr(inside, "now", False) or inside_backward():
-            return (through if is_passed_over(type(module).forward) else plain)(module, *args, **kwargs)
+            torchs_own = str(type(module).forward.__module__).startswith("torch.")  # traces follow this, too
+            return (through if torchs_own else plain)(module, *args, **kwargs)
         inside.now = True
         try:
             return runner(module, partial(plain, module))(*args, **kwargs)
