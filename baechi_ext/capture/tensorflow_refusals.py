@@ -1,8 +1,11 @@
 """Says what of a TensorFlow step can't be placed, with the line of the user's code and what to change there."""
 
+import dis
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.tensorflow_private import has_kernel, tensorflow
@@ -30,6 +33,8 @@ _OTHERWISE = "take what is no computation on tensors out of the step"
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _WITH_TEXT = ("Const", "Assert", "If", "StatelessIf")
 """Kinds of ops that may work on text: that of an error."""
+_MOST_ENTRIES = 100
+"""Entries of a dict that are looked at one by one."""
 _TEXTS = ("Print", "PrintV2", "StringFormat")
 
 
@@ -84,27 +89,80 @@ def _problem(kind: str, types: "Iterable[tf.DType]") -> tuple[str, str] | None:
     return None
 
 
+def numbers_outside(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The numbers and truths outside of a function that it, and what it calls in its module, names: a trace has them as they were."""
+    return {name: value for name, value in _entries(_named_outside(function)).items() if isinstance(value, (int, float))}
+
+
 def state_outside(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """The Python state around a function that it names: numbers, and the lengths of lists."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return {}
-    around = function.__globals__
-    named = {name: around[name] for name in code.co_names if name in around}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            named[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
+    """The Python state around a function: numbers, and the lengths of lists and dicts, that it names, or that its object has."""
+    own = _object_of(function)
+    named = {f"self.{name}": value for name, value in own.items() if not name.startswith("_")} | _named_outside(function)
+    lengths = {name: f"{len(value)} entries" for name, value in _entries(named).items() if isinstance(value, (list, dict))}
+    return {name: value for name, value in _entries(named).items() if isinstance(value, (int, float))} | lengths
+
+
+def _entries(named: Mapping[str, Any]) -> dict[str, Any]:
+    """All that is named, and the entries of small dicts among it."""
+    small = {name: value for name, value in named.items() if isinstance(value, dict) and len(value) <= _MOST_ENTRIES}
+    inner = {f"{name}[{k!r}]": v for name, value in small.items() for k, v in value.items() if isinstance(k, (str, int))}
+    return {**named, **inner}
+
+
+def _object_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The attributes of the object whose method a function is."""
+    return getattr(getattr(function, "__self__", None), "__dict__", {})
+
+
+def _named_outside(function: Callable[..., Any]) -> dict[str, Any]:
+    """The globals and the variables of functions around that a function names, the attributes of its object as self.NAME, and the same for
+    functions that it names, if they are of its module, and methods of its object."""
+    own, kind = _object_of(function), type(getattr(function, "__self__", None))
+    found: dict[str, Any] = {}
+    todo, seen = [getattr(function, "__func__", function)], set()
+    while todo:
+        each = todo.pop()
+        if not isinstance(each, FunctionType) or each in seen:
             continue
-    numbers = {name: value for name, value in named.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
-    return numbers | {name: f"{len(value)} entries" for name, value in named.items() if isinstance(value, list)}
+        seen.add(each)
+        names, attributes = _names(each.__code__)
+        around = {name: each.__globals__[name] for name in names if name in each.__globals__}
+        todo += [f for f in around.values() if getattr(f, "__globals__", None) is each.__globals__]
+        for name, cell in zip(each.__code__.co_freevars, each.__closure__ or (), strict=True):
+            with suppress(ValueError):  # not assigned yet
+                around[name] = cell.cell_contents
+                todo.append(cell.cell_contents)
+        if own:
+            around |= {f"self.{name}": own[name] for name in attributes if name in own}
+            todo += [getattr(kind, name, None) for name in attributes]
+        found |= around
+    return found
 
 
-def require_unchanged(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Raises CaptureError where tracing a function changed Python state: steps do that in eager mode, and not in a graph."""
+@lru_cache(maxsize=256)
+def _names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The globals and the attributes that code names, with the functions in it."""
+    names, attributes = set(), set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.endswith("_GLOBAL"):
+            names.add(instruction.argval)
+        elif instruction.opname.endswith(("_ATTR", "_METHOD")):
+            attributes.add(instruction.argval)
+    for inner in (c for c in code.co_consts if isinstance(c, CodeType)):
+        names |= _names(inner)[0]
+        attributes |= _names(inner)[1]
+    return frozenset(names), frozenset(attributes)
+
+
+def require_unchanged(what: str, before: Mapping[str, Any], after: Mapping[str, Any], printed: str = "") -> None:
+    """Raises CaptureError where tracing a function changed Python state, or printed: steps do that in eager mode, and not in a graph."""
+    advice = "or decorate the step with tf.function, which does it only once, too"
     for name, value in before.items():
         if name in after and after[name] != value:
             raise CaptureError(
                 f"{what} changes the Python variable {name!r} ({value} before it was traced, {after[name]} afterwards), which a graph does "
-                "only once; keep it in a tf.Variable, or change it outside of the step"
+                f"only once; keep it in a tf.Variable, change it outside of the step, {advice}"
             )
+    if printed:
+        line = printed.strip().partition("\n")[0]
+        raise CaptureError(f"{what} prints {line!r}, which a graph does only once; print what it returns, {advice}")

@@ -95,6 +95,7 @@ class PlannedCall:
     def of(cls, step: PlacedFunction, given: Arguments, model: keras.Model | None = None) -> "PlannedCall":
         """Raises CaptureError where the call can't be placed."""
         with running():
+            given = step.at_numbers(given)
             return cls(step, given, step.capture(given), model, None if model is None else model.train_function)
 
 

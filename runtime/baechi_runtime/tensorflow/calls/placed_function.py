@@ -11,7 +11,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from baechi_ext.capture.tensorflow_graph import CapturedFunction, capture_function, capture_kept_trace
 from baechi_ext.capture.tensorflow_private import is_recorded, keeps_trace
+from baechi_ext.capture.tensorflow_refusals import numbers_outside, require_unchanged
 from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, ParityError
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.placement import Placement
@@ -134,10 +135,10 @@ def call_of(name: str, python: Callable[..., Any], given: Arguments) -> Callable
 
 
 @contextmanager
-def traced_once_more(name: str) -> Iterator[None]:
-    """Within, Python code that the step has run already, or will, neither prints anything nor draws from Python's generators."""
-    with progress(f"capturing {name}"), python_generators_kept(), redirect_stdout(io.StringIO()):
-        yield
+def traced_once_more(name: str) -> Iterator[io.StringIO]:
+    """Within, Python code that the step has run already, or will, prints nowhere but into this, and draws not from Python's generators."""
+    with progress(f"capturing {name}"), python_generators_kept(), redirect_stdout(io.StringIO()) as printed:
+        yield printed
 
 
 def captured_call(
@@ -151,9 +152,12 @@ def captured_call(
             args, kwargs = given.fill(tensors)
             if (found := capture_kept_trace(ordinary, args, kwargs, tensors, name, specs)) is not None:
                 return found
-    with traced_once_more(name):
+    with traced_once_more(name) as printed:
         shapes = [tf.TensorSpec(i.shape, i.dtype) for i in given.inputs]
-        return capture_function(call_of(name, python, given), shapes, wrapped=python, name=name)
+        found = capture_function(call_of(name, python, given), shapes, wrapped=python, name=name)
+    if not keeps_trace(ordinary):
+        require_unchanged(f"the training step {name}", {}, {}, printed.getvalue())
+    return found
 
 
 @dataclass(frozen=True)
@@ -305,7 +309,7 @@ class PlacedFunction:
                     return self._as_it_is(args, kwargs, RECORDED)
                 if tf.config.functions_run_eagerly():
                     return self._as_it_is(args, kwargs, EAGERLY)
-                return self._run(Arguments.of(args, kwargs), args, kwargs)
+                return self._run(self.at_numbers(Arguments.of(args, kwargs)), args, kwargs)
             except CaptureError as e:
                 self.refuse(e)
                 return self._as_it_is(args, kwargs)
@@ -314,7 +318,7 @@ class PlacedFunction:
         """Places a first call ahead of it; False where it would run as it is, and all that come after it."""
         with running():
             try:
-                given = Arguments.of(args, kwargs)
+                given = self.at_numbers(Arguments.of(args, kwargs))
                 if not (self.refusal or given.key in self.steps or given.key in self._declined):
                     self._placed(given)
             except CaptureError as e:
@@ -385,6 +389,14 @@ class PlacedFunction:
             except FailedOpError as e:
                 self.lead.disturb()
                 raise e.error from None  # as the step itself raises it
+
+    def at_numbers(self, given: Arguments) -> Arguments:
+        """The same, and a key of their own for each state of the numbers that a plain function reads outside of it. A tf.function keeps the
+        trace that it has for arguments, whatever changed since."""
+        if keeps_trace(self.ordinary):
+            return given
+        numbers = tuple((name, _fixed(value)) for name, value in sorted(numbers_outside(self.python).items()))
+        return replace(given, key=(*given.key, numbers))
 
     def capture(self, given: Arguments) -> CapturedFunction:
         """The call with these arguments. Raises CaptureError."""

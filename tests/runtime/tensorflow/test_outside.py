@@ -1,0 +1,109 @@
+"""Placed training steps that are plain Python functions, and what they read and change outside of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import baechi_ext
+from baechi_ext.errors import CaptureError
+
+HERE: dict[str, Any] = {"workers": "thread", "method": "m_topo", "keep_placed": True, "framework": "tensorflow"}
+X = tf.constant(np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8))
+beta = 0.0
+stats = {"steps": 0}
+
+
+def penalty(w: tf.Tensor) -> tf.Tensor:
+    return beta * tf.reduce_sum(w * w)
+
+
+class Trainer:
+    def __init__(self, also: Callable[["Trainer", tf.Tensor], Any] = lambda *_: None) -> None:
+        self.w = tf.Variable(tf.ones((8, 8)))
+        self.also, self.scale, self.train = also, 1.0, True
+        self.steps, self.history = 0, []
+
+    def step(self, x: tf.Tensor) -> tf.Tensor:
+        loss = self.scale * tf.reduce_sum(tf.tanh(x @ self.w)) + penalty(self.w)
+        if self.train:
+            self.w.assign_sub(0.01 * x)
+        self.note(loss)
+        return loss
+
+    def note(self, loss: tf.Tensor) -> None:
+        self.also(self, loss)
+
+
+def test_a_number_that_changes_outside_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary, ours = Trainer(), Trainer()
+    placed = baechi_ext.parallelize(ours.step, **HERE)
+
+    def losses() -> None:
+        expected = [float(ordinary.step(X)) for _ in range(4)]
+        np.testing.assert_allclose([float(placed(X)) for _ in range(4)], expected, rtol=1e-4)
+
+    losses()
+    monkeypatch.setattr("tests.runtime.tensorflow.test_outside.beta", 1.0)
+    losses()
+    ordinary.scale = ours.scale = 3.0
+    losses()
+    ordinary.train = ours.train = False
+    losses()
+    assert len(placed.steps) == 4
+    assert not placed.refusal
+    ordinary.train = ours.train = True
+    losses()
+    assert len(placed.steps) == 4  # as the third ones
+    placed.unplace()
+
+
+def counts(trainer: Trainer, _: tf.Tensor) -> None:
+    trainer.steps += 1
+
+
+def remembers(trainer: Trainer, loss: tf.Tensor) -> None:
+    trainer.history.append(loss)
+
+
+def counts_in_a_dict(*_: Any) -> None:
+    stats["steps"] += 1
+
+
+def prints(*_: Any) -> None:
+    print("a step")
+
+
+@pytest.mark.parametrize(
+    ("also", "said"),
+    [
+        (counts, r"changes the Python variable 'self.steps' \(0 before"),
+        (remembers, r"changes the Python variable 'self.history' \(0 entries before"),
+        (counts_in_a_dict, r"changes the Python variable \"stats\['steps'\]\" \("),
+        (prints, "prints 'a step'"),
+    ],
+)
+def test_a_step_that_changes_python_is_refused(also: Callable[..., Any], said: str) -> None:
+    trainer = Trainer()
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        loss = trainer.step(x)
+        also(trainer, loss)
+        return loss
+
+    trainer.also = also
+    target = step if also in (counts_in_a_dict, prints) else trainer.step
+    with pytest.raises(CaptureError, match=said) as raised:
+        baechi_ext.parallelize(target, **HERE)(X)
+    assert "decorate the step with tf.function" in str(raised.value)
+
+
+def test_it_runs_as_it_is_then(capsys: pytest.CaptureFixture[str]) -> None:
+    placed = baechi_ext.parallelize(Trainer(prints).step, **HERE, fallback=True)
+    for _ in range(5):
+        placed(X)
+    out, err = capsys.readouterr()
+    assert out == "a step\n" * 5
+    assert err.count("goes on unplaced") == 1
