@@ -134,3 +134,24 @@ def test_what_is_lost_is_not_taken_for_what_is_here(model: keras.Model) -> None:
             model.get_weights()
     found.live.forget()
     assert np.isfinite(model.get_weights()[0]).all()
+
+
+def test_a_variable_that_is_assigned_needs_no_device(model: keras.Model) -> None:
+    def gone(names: Sequence[str]) -> dict[str, np.ndarray]:
+        raise ExecutionError("the devices are gone")
+
+    live = LiveVariables({v.path: v.value for v in model.variables}, gone)
+    live.leave()
+    bias, kernel = model.get_layer("low").bias, model.get_layer("low").kernel
+    with pytest.raises(ExecutionError):  # of another shape
+        bias.value.assign([1.0, 2.0])
+    with pytest.raises(ExecutionError):
+        bias.numpy()
+    bias.assign([1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(bias.numpy(), [1, 2, 3])
+    with pytest.raises(ExecutionError):
+        kernel.numpy()
+    model.set_weights([np.ones(v.shape) for v in model.weights])
+    np.testing.assert_array_equal(kernel.numpy(), np.ones((3, 3)))
+    assert set(live.changes()) == {v.path for v in model.weights}
+    live.forget()

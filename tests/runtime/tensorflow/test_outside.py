@@ -1,4 +1,4 @@
-"""Placed training steps that are plain Python functions, and what they read and change outside of them."""
+"""Placed training steps that are plain Python functions, what they read and change outside of them, and arguments that are no arrays."""
 
 from collections.abc import Callable
 from typing import Any
@@ -107,3 +107,12 @@ def test_it_runs_as_it_is_then(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out == "a step\n" * 5
     assert err.count("goes on unplaced") == 1
+
+
+@pytest.mark.parametrize("kind", ["variant", "resource"])
+def test_an_argument_that_is_no_array_is_refused(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = tf.raw_ops.TensorListFromTensor(tensor=X, element_shape=(8,))
+    given = {"variant": listed, "resource": tf.Variable(1.0).handle}[kind]
+    placed = baechi_ext.parallelize(lambda x: x, **HERE, fallback=True)
+    assert placed(given) is given
+    assert f"an argument of the training step is a tensor of {kind}s, which can't be placed" in capsys.readouterr().err

@@ -10,13 +10,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tensorflow as tf
 
+import baechi_ext
 from baechi_ext.errors import ExecutionError, OptionError
+from baechi_runtime.tensorflow.calls import placing
 from baechi_runtime.tensorflow.servers import blocking_calls, devices
 from baechi_runtime.tensorflow.servers.blocking_calls import Calls
-from baechi_runtime.tensorflow.servers.devices import Servers
+from baechi_runtime.tensorflow.servers.devices import Logical, Servers
 from tests.processes import ended, runs
 from tests.runtime.forked import Forked, python
 from tests.runtime.tensorflow.steps import branches, endless, greedy
@@ -163,7 +167,7 @@ def test_a_program_whose_server_died_ends() -> None:
     """The client, too: TensorFlow's own would wait for the dead server before python ends."""
     code = (
         "import os, signal, threading\nfrom baechi_ext.errors import ExecutionError\n"
-        "from tests.runtime.tensorflow.steps import endless\nfrom baechi_runtime.tensorflow.servers.devices import Servers\n"
+        "from tests.runtime.tensorflow.steps import endless\nfrom baechi_runtime.tensorflow.servers.devices import Logical, Servers\n"
         "with Servers(2) as servers:\n"
         "    step = endless()\n    session = step.session(servers, [1] * len(step.captured.graph))\n"
         "    threading.Timer(0.4, os.kill, (servers.servers[0].process.pid, signal.SIGKILL)).start()\n"
@@ -237,3 +241,49 @@ def test_a_memory_limit_is_kept_and_the_server_lives_on() -> None:
 def test_hosts_that_do_not_make_the_devices() -> None:
     with pytest.raises(OptionError, match="1 hosts and task 0 do not make 2 devices"):
         Servers(2, hosts=["alpha:1"])
+
+
+def test_a_training_goes_on_in_the_program_whose_server_died() -> None:
+    weight = tf.Variable(tf.ones((8, 8)))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        loss = tf.reduce_sum(tf.tanh(x @ weight))
+        weight.assign_sub(0.1 * x)
+        return loss
+
+    def place() -> Any:
+        return baechi_ext.parallelize(step, framework="tensorflow", method="round_robin", keep_placed=True)
+
+    placed, other, x = place(), place(), tf.ones((8, 8))
+    for _ in range(3):
+        placed(x)
+    other(x)
+    (devices,) = {d for pair in placing._devices.values() for d in pair}
+    devices.servers[1].process.kill()
+    with pytest.raises(ExecutionError, match="server of device 1"):
+        placed(x)
+    placed.unplace()
+    with pytest.raises(ExecutionError, match="go on from a checkpoint"):
+        weight.numpy()
+    weight.assign(tf.ones((8, 8)))
+    placed = place()
+    expected = [float(tf.reduce_sum(tf.tanh(x @ tf.constant(value, shape=(8, 8))))) for value in (1.0, 0.9, 0.8)]
+    assert [float(placed(x)) for _ in range(3)] == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ExecutionError, match="the devices that had the variables are gone"):
+        other(x)
+    placed.unplace()
+
+
+def test_a_session_that_cannot_be_made_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise tf.errors.InvalidArgumentError(None, None, "no such device")
+
+    step, here = branches(), Logical(2)
+    before = set(threading.enumerate())
+    monkeypatch.setattr(tf.compat.v1, "Session", fail)
+    with pytest.raises(ExecutionError, match="no such device"):
+        step.session(here, [0] * len(step.captured.graph))
+    for left in set(threading.enumerate()) - before:
+        left.join(SOON)
+        assert not left.is_alive()
+    assert here._closers == []

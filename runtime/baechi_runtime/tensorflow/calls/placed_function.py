@@ -91,6 +91,9 @@ class Arguments:
             if isinstance(leaf, OF_PARTS):
                 advice = "pass dense ones (ragged.to_tensor(), tf.sparse.to_dense)"
                 raise CaptureError(f"an argument of the training step is a {type(leaf).__name__}, which can't be placed; {advice}")
+            if isinstance(leaf, tf.Tensor) and leaf.dtype in (tf.variant, tf.resource):
+                advice = "use it outside of the step, and pass what was read"
+                raise CaptureError(f"an argument of the training step is a tensor of {leaf.dtype.name}s, which can't be placed; {advice}")
         where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)))
         inputs = tuple(np.asarray(leaves[i]) for i in where)
         fixed = tuple(_fixed(leaf) for i, leaf in enumerate(leaves) if i not in where)

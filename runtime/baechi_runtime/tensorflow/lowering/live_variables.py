@@ -99,6 +99,12 @@ class LiveVariables:
             variable.__class__ = _classes_home[type(variable)]
             del _away[id(variable.handle)]
 
+    def assign(self, name: str, value: Any) -> None:
+        """Makes a value that one of the variables has, here and on the devices before the next step; that of the devices may be lost."""
+        with _lock:
+            tf.raw_ops.AssignVariableOp(resource=_handle(self._variables[name]), value=value)
+            self._are_here([name])
+
     def _owner(self, variable: tf.Variable) -> "LiveVariables | None":
         found = _away.get(id(_handle(variable)))
         return None if found is None else found[0]
@@ -131,7 +137,7 @@ def _handle(variable: tf.Variable) -> Any:
 
 def _class_away(home: Any) -> type:
     """Like the variable's own class, but whoever asks for the handle, as all reading and writing does, has the variable brought home; ops
-    that are given a variable ask for `_handle`."""
+    that are given a variable ask for `_handle`. Where it is assigned as a whole nobody asks the devices, which may be gone."""
     if home not in _classes_away:
 
         def handle(variable: Any) -> Any:
@@ -142,7 +148,16 @@ def _class_away(home: Any) -> type:
         def set_handle(variable: Any, value: Any) -> None:
             vars(variable)["_handle"] = value
 
-        asked = {"handle": property(handle), "_handle": property(handle, set_handle)}
+        def assign(variable: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            with _lock:
+                owner, name = _away.get(id(_handle(variable)), (None, ""))
+                if owner is not None and tf.executing_eagerly():
+                    value = tf.convert_to_tensor(value, variable.dtype)
+                    if variable.shape.is_compatible_with(value.shape):  # anything else is an error, and changes nothing
+                        owner.assign(name, value)
+            return home.assign(variable, value, *args, **kwargs)
+
+        asked = {"handle": property(handle), "_handle": property(handle, set_handle), "assign": assign}
         _classes_away[home] = type(home.__name__, (home,), {**asked, "__module__": home.__module__})
         _classes_home[_classes_away[home]] = home
     return _classes_away[home]

@@ -43,18 +43,26 @@ class PlacedSession:
     """The plan that it runs; set by `of` alone."""
 
     def __init__(self, placed: PlacedGraph, devices: Devices) -> None:
-        tf = tensorflow()
         self.placed = placed
         self.devices = devices
         self._calls = Calls(devices.gone, devices.timeout_seconds)
         self._broken = False
         self._session: Any = None
+        self._step: Any = None
         devices.at_end(self.close)
+        try:
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self) -> None:
+        tf, placed = tensorflow(), self.placed
         graph = tf.Graph()
         with graph.as_default():
             tf.import_graph_def(placed.graph_def, name="")
         fetches = [*placed.fetches, *(graph.get_operation_by_name(name) for name in placed.targets)]
-        self._session = self._call(lambda: tf.compat.v1.Session(devices.target, graph=graph, config=devices.config()))
+        self._session = self._call(lambda: tf.compat.v1.Session(self.devices.target, graph=graph, config=self.devices.config()))
         self._step = self._call(lambda: self._session.make_callable(fetches, accept_options=True))
 
     @classmethod
@@ -76,8 +84,9 @@ class PlacedSession:
         self._assign(list(zip(self.placed.inputs, inputs, strict=True)))
 
     def _assign(self, pairs: Sequence[tuple[PlacedVariable, np.ndarray]]) -> None:
+        run = self._open().run
         for some in _batches(pairs):
-            self._call(partial(self._session.run, [v.assign for v, _ in some], {v.value: value for v, value in some}))
+            self._call(partial(run, [v.assign for v, _ in some], {v.value: value for v, value in some}))
 
     def run(self, inputs: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
         """One step: the captured function's results, flat. Without `inputs`, on those of the last step."""
@@ -98,25 +107,27 @@ class PlacedSession:
         """All variables, or those named, as they are now, by shared name."""
         found: dict[str, np.ndarray] = {}
         for some in _batches([(v, v) for v in self.placed.variables if names is None or v.name in names]):
-            if self._session is None:
-                raise ExecutionError("the devices that had the variables are gone")
-            values = self._call(partial(self._session.run, [v.read for v, _ in some]))
+            values = self._call(partial(self._open().run, [v.read for v, _ in some]))
             found |= dict(zip((v.name for v, _ in some), values, strict=True))
         return found
+
+    def _open(self) -> Any:
+        """The session. Raises ExecutionError where it was closed."""
+        if self._session is None:
+            raise ExecutionError("the devices that had the variables are gone")
+        return self._session
 
     def close(self) -> None:
         """Frees the variables and ends the session; where its devices are gone, it is left alone."""
         session, self._session = self._session, None
         self.devices.not_at_end(self.close)
-        if session is None:
-            return
-        if not self._broken:
+        if session is not None and not self._broken:
             destroy = [v.destroy for v in (*self.placed.variables, *self.placed.inputs)]
             with contextlib.suppress(ExecutionError):
                 self._call(lambda: session.run(destroy), _CLOSING_SECONDS)
                 self._call(session.close, _CLOSING_SECONDS)
         self._step = None
-        if self._broken:
+        if session is not None and self._broken:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))  # its end would wait for the devices
         self._calls.end()
 
