@@ -17,6 +17,8 @@ READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"
 """Ops that look at a variable and leave it as it is."""
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _HANDLES = "baechi_handles"
+_MOST_BYTES = 2**31
+"""The size from which a tensor is none that a graph can hold."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Source:
             del values[name]
         for node in definition.node:
             if node.name in values:
+                _require_small(node.name, values[node.name], what)
                 node.CopyFrom(constant_node(node.name, values[node.name].numpy()))
         return cls(
             graph=_imported(definition, variables) if inlines else traced,
@@ -84,6 +87,13 @@ class Source:
     def targets(self) -> tuple[str, ...]:
         """Nodes that change state, or do something else than making tensors."""
         return tuple(name for name in self.nodes if _has_effect(self.operation(name)))
+
+
+def _require_small(name: str, tensor: Any, what: str) -> None:
+    size = int(tensor.dtype.size) * prod(tensor.shape)
+    if size >= _MOST_BYTES:
+        advice = "make it a tf.Variable (trainable=False), or an argument of the step"
+        raise CaptureError(f"{what} uses the tensor {name!r} of {size} bytes, and a graph holds constants of less than 2 GiB; {advice}")
 
 
 def as_traced(concrete: Any, order: Sequence[int]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import baechi_ext
+from baechi_ext.capture import tensorflow_source
 from baechi_ext.errors import CaptureError
 
 HERE: dict[str, Any] = {"workers": "thread", "method": "m_topo", "keep_placed": True, "framework": "tensorflow"}
@@ -116,3 +117,10 @@ def test_an_argument_that_is_no_array_is_refused(kind: str, capsys: pytest.Captu
     placed = baechi_ext.parallelize(lambda x: x, **HERE, fallback=True)
     assert placed(given) is given
     assert f"an argument of the training step is a tensor of {kind}s, which can't be placed" in capsys.readouterr().err
+
+
+def test_a_tensor_that_no_graph_can_hold_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorflow_source, "_MOST_BYTES", 256)
+    placed = baechi_ext.parallelize(lambda x: tf.reduce_sum(x * X), **HERE)
+    with pytest.raises(CaptureError, match=r"uses the tensor '\S+' of 256 bytes, and a graph holds constants of less than 2 GiB"):
+        placed(tf.constant(1.0))

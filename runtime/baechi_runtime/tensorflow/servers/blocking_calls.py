@@ -3,6 +3,7 @@
 A client of a server that is killed waits for it until its own time-out; here it is told as soon as the server's end is seen.
 """
 
+import ctypes
 import queue
 import threading
 import time
@@ -15,11 +16,18 @@ from baechi_ext.errors import ExecutionError
 
 T = TypeVar("T")
 
+CLOSING_SECONDS = 10.0
+"""Time for a session to end."""
 _POLL_SECONDS = 0.2
 _INTERRUPTED_SECONDS = 1.5
 """Time for a call that is interrupted: a device that stands still never answers."""
 _BEYOND_SECONDS = 10.0
 """TensorFlow's own time-outs come first: they say what was waited for."""
+
+
+def leave_open(session: Any) -> None:
+    """Has a session never end: its end would wait for devices that are gone."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
 class Calls:

@@ -17,7 +17,7 @@ from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.cost import LinkFit, fit_link
 from baechi_ext.errors import ExecutionError, OptionError, first_line
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
-from baechi_runtime.tensorflow.servers.blocking_calls import Calls
+from baechi_runtime.tensorflow.servers.blocking_calls import CLOSING_SECONDS, Calls, leave_open
 from baechi_runtime.tensorflow.servers.devices import Devices, Server
 
 T = TypeVar("T")
@@ -146,14 +146,19 @@ class _Pair:
         calls = Calls(self.servers.gone, self.servers.timeout_seconds)
         with tf.Graph().as_default() as graph:
             ops = list(build())
+        session: Any = None
         try:
             session = calls(lambda: tf.compat.v1.Session(self.servers.target, graph=graph, config=self.servers.config()))
             runs = [calls(partial(session.make_callable, op)) for op in ops]
             yield [partial(calls, run) for run in runs]
-            calls(session.close)
         except tf.errors.OpError as e:
             raise ExecutionError(self.servers.gone(1.0) or f"probing the link failed: {first_line(e)}") from e
         finally:
+            if session is not None:
+                try:
+                    calls(session.close, CLOSING_SECONDS)
+                except (ExecutionError, tf.errors.OpError):
+                    leave_open(session)
             calls.end()
 
 

@@ -1,7 +1,6 @@
 """A placed graph, loaded into the devices' servers (or this process's logical devices) and run there."""
 
 import contextlib
-import ctypes
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -14,14 +13,13 @@ from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.errors import ExecutionError
 from baechi_ext.simulate import Timeline
 from baechi_runtime.tensorflow.lowering.placed_graph import PlacedGraph, PlacedVariable, placed_graph
-from baechi_runtime.tensorflow.servers.blocking_calls import Calls
+from baechi_runtime.tensorflow.servers.blocking_calls import CLOSING_SECONDS, Calls, leave_open
 from baechi_runtime.tensorflow.servers.devices import Devices
 
 T = TypeVar("T")
 
 _MOST_BYTES_AT_ONCE = 32 * 1024 * 1024
 """Most bytes of first values in one call: they are on the device twice for a moment, and a message holds 2 GiB at most."""
-_CLOSING_SECONDS = 10.0
 _SEEN_DEAD_SECONDS = 2.0
 
 
@@ -124,11 +122,11 @@ class PlacedSession:
         if session is not None and not self._broken:
             destroy = [v.destroy for v in (*self.placed.variables, *self.placed.inputs)]
             with contextlib.suppress(ExecutionError):
-                self._call(lambda: session.run(destroy), _CLOSING_SECONDS)
-                self._call(session.close, _CLOSING_SECONDS)
+                self._call(lambda: session.run(destroy), CLOSING_SECONDS)
+                self._call(session.close, CLOSING_SECONDS)
         self._step = None
         if session is not None and self._broken:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))  # its end would wait for the devices
+            leave_open(session)
         self._calls.end()
 
     def __enter__(self) -> "PlacedSession":
