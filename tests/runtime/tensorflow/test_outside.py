@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +11,7 @@ import tensorflow as tf
 import baechi_ext
 from baechi_ext.capture import tensorflow_source
 from baechi_ext.errors import CaptureError
+from baechi_runtime.tensorflow.calls import keras_fit, placed_function
 
 HERE: dict[str, Any] = {"workers": "thread", "method": "m_topo", "keep_placed": True, "framework": "tensorflow"}
 X = tf.constant(np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8))
@@ -124,3 +126,27 @@ def test_a_tensor_that_no_graph_can_hold_is_named(monkeypatch: pytest.MonkeyPatc
     placed = baechi_ext.parallelize(lambda x: tf.reduce_sum(x * X), **HERE)
     with pytest.raises(CaptureError, match=r"uses the tensor '\S+' of 256 bytes, and a graph holds constants of less than 2 GiB"):
         placed(tf.constant(1.0))
+
+
+def test_steps_of_a_fit_that_run_as_they_are_are_counted() -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    model.compile("sgd", "mse", steps_per_execution=2)
+    model.optimizer.build(model.trainable_variables)
+    x, options = X.numpy(), {name: value for name, value in HERE.items() if name != "framework"}
+    baechi_ext.parallelize(model, **options)
+    model.fit(x, x[:, :4], batch_size=2, verbose=0)
+    step = keras_fit.step_of_fit(model)
+    assert not step.unplaced
+    tf.config.run_functions_eagerly(True)
+    try:
+        model.train_function(iter([(X[:2], X[:2, :4])] * 2))
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert step.unplaced == {placed_function.EAGERLY: 2}
+    step.unplace("enough")
+    data = iter(tf.data.Dataset.from_tensors((X, X[:, :4])).repeat(2))
+    model.train_function(data)
+    with pytest.raises((StopIteration, tf.errors.OutOfRangeError)):
+        model.train_function(data)
+    assert step.unplaced["enough"] == 2
+    baechi_ext.unplace(model)

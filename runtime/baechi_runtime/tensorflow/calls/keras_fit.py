@@ -219,12 +219,9 @@ class PlacedFit:
             self.step, self._made = self._make(), True
         if self._left or self.step is None or self.step.refusal:
             self._began = True
-            if self.step is not None:
-                self.step.unplaced[self.step.refusal] += self._model.steps_per_execution
-            return self.ordinary(iterator)
+            return self._as_it_is(iterator)
         if tf.config.functions_run_eagerly():
-            self.step.unplaced[EAGERLY] += 1
-            return self.ordinary(iterator)
+            return self._as_it_is(iterator, EAGERLY)
         logs = None
         for _ in range(self._model.steps_per_execution):
             try:
@@ -239,8 +236,15 @@ class PlacedFit:
                 self.step.specs = (tf.nest.map_structure(_without_optionals, spec),)
             if not (self.step.steps or self.step.prepare(data)):
                 self._left = True
-                return self.ordinary(self._again(taken, iterator))
+                return self._as_it_is(self._again(taken, iterator))
             logs = self.step(data)
+        return logs
+
+    def _as_it_is(self, iterator: Any, reason: str = "") -> Any:
+        """Keras's own call, which is counted once it has found batches."""
+        logs = self.ordinary(iterator)
+        if self.step is not None:
+            self.step.unplaced[self.step.refusal or reason] += self._model.steps_per_execution
         return logs
 
     def _again(self, taken: Any, iterator: Any) -> Any:
