@@ -9,6 +9,8 @@ from baechi_runtime.files.run_folder import RunFolder
 from tests.runtime.trainings import STEP, baechi
 from tests.runtime.workers import finish, only_error
 
+EACH_TIME = (("thread", ">&-"), ("process", "2>&-"), ("process", "<&- >&- 2>&-"))
+
 
 @pytest.mark.parametrize(
     ("flags", "limit"), [(("--workers=process",), 27), (("--workers=process",), 8), (("--framework=tensorflow", "--num_devices=4"), 14)]
@@ -20,8 +22,14 @@ def test_too_few_for_the_devices(flags: tuple[str, ...], limit: int) -> None:
     assert re.search(r"process may open no more.*; raise the limit \(ulimit -n\), or use fewer devices$", only_error(err))
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.parametrize(
+    ("workers", "closed"),
+    [
+        pytest.param(workers, closed, marks=() if (workers, closed) in EACH_TIME else pytest.mark.slow)
+        for workers in ("thread", "process")
+        for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")
+    ],
+)
 def test_closed_streams_end_no_run(tmp_path: Path, workers: str, closed: str) -> None:
     """It says nothing there, and its files are whole."""
     flags = ("--num_steps=2", f"--workers={workers}", f"--out={tmp_path}")

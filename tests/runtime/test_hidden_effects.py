@@ -179,3 +179,16 @@ def test_a_call_that_raises_leaves_what_an_unplaced_one_leaves(bad: int) -> None
     for found, expected in zip(list(critic_steps(placed, bad)), list(critic_steps(plain, bad)), strict=True):
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
     assert report(placed).placed_steps >= 3
+
+
+def test_two_layers_that_come_to_share_their_buffers_update_them_one_after_the_other() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    placed = place(copy.deepcopy(plain))
+    for model in (placed, plain):
+        losses(model, 5)
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            setattr(model[3], name, getattr(model[1], name))
+        losses(model, 3)
+    assert all(torch.equal(a, b) for a, b in zip(placed.buffers(), plain.buffers(), strict=True))
+    assert report(placed).placed_steps == 4

@@ -22,8 +22,8 @@ atexit.register(_opened.close)
 
 
 def shared_devices(request: TrainRequest) -> tuple[Devices, Devices]:
-    """Where steps are profiled, and where they run placed. All placed steps of a program share them. Those
-    of which one is gone are closed, and others started for the steps that are placed from now on."""
+    """Where steps are profiled, and where they run placed. All placed steps of a program share them. Those of which one is gone are closed,
+    and others started for the steps that are placed from now on."""
     sizes = (request.num_devices, *memory_limits(request), request.cluster_hosts, request.timeout_seconds)
     key = (request.workers, request.cuda, request.split_gpu, *sizes)
     if any(devices.gone() for devices in _devices.get(key, ())):

@@ -66,6 +66,8 @@ _FIRST = "the first call of its kind"
 SEARCHED_FOR = "its plan was being searched for"
 ASIDE = "its plan was searched for while training went on unplaced"
 SINGLE_OPS = "a mode or hooks that see single ops were active"
+ONE_BUFFER = "two of its buffers, both of which it changes, have become one"
+"""What TorchDynamo does not look at: a plan would write one value over the other."""
 _EARLY = 16
 """Calls of a module in which what is too small is no reason to give all up: to warm up a script may take one example."""
 
@@ -414,6 +416,9 @@ class Session:
         group.ran.add(id(fragment))
         if group.mode == PLAIN:
             return self.run_plain(fragment, args, self.why_plain() or PLAIN_TURN)
+        if len({id(args[i]) for i in loaded.part.written}) < len(loaded.part.written):
+            self.lead.disturb()
+            return self.run_plain(fragment, args, ONE_BUFFER)
         fragment.count += 1
         self.ran_placed += 1
         if fragment.verification.is_due(fragment.count):
