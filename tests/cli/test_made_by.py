@@ -35,7 +35,7 @@ CALLS: dict[str, tuple[list[str], bool]] = {
     "compare": ([*STEP, "--placement_methods=m_etf", "--out=OUT"], True),
     "probe-links": (["--max_exponent=3", "--out=OUT/cluster.json", "--samples=OUT/samples.json"], True),
     "datasets": (["list", "ptb", "--folder=."], False),
-    "placeto train": (["ptb", "--folder=.", *TWO, "--updates=1", "--graphs=1", "--episodes=1", "--out=OUT"], True),
+    "placeto train": (["ptb", "--folder=.", *TWO, "--updates=1", "--graphs=1", "--episodes=2", "--out=OUT"], True),
     "placeto evaluate": (["ptb", "--folder=.", *TWO, FEW[0], "--methods=single,m_etf", "--out=OUT", "--plot"], True),
     "placeto study": (["ptb", "--folder=.", FEW[1], FEW[2], "--orders=topo,bfs", "--most_graphs=2", "--out=OUT", "--plot"], True),
     "pase": (["-g", "alexnet", "-p", "4", "--out=OUT/shard_plan.json", "-d", "OUT/network.dot"], False),

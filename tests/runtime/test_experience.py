@@ -11,7 +11,7 @@ from torch import nn
 import baechi_ext
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.train_request import TrainRequest
-from baechi_runtime.torch.calls import session
+from baechi_runtime.torch.calls import fragments
 from baechi_runtime.torch.calls.capturing import MANY_OPS, SMALL_US, TINY_OP_US, backward_ops, why_too_small
 from baechi_runtime.torch.calls.experience import Experience, Verdict
 from baechi_runtime.torch.calls.fragments import Prepared
@@ -57,7 +57,7 @@ def test_a_short_run_keeps_a_longer_one_unplaced_for_as_many_steps(tmp_path: Pat
 @pytest.mark.parametrize("verdicts", [False, True])
 def test_a_small_batch_at_first_is_no_reason_to_give_all_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, verdicts: bool) -> None:
     monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
-    monkeypatch.setattr(session, "why_too_small", lambda us, values, args: "it is too small" if len(values[0]) == 1 else "")
+    monkeypatch.setattr(fragments, "why_too_small", lambda us, values, args: "it is too small" if len(values[0]) == 1 else "")
     model = nn.Sequential(nn.Linear(60, 90), nn.Tanh(), nn.Linear(90, 60))
     baechi_ext.parallelize(model, devices=2, method="single", cache=verdicts)
     for size in (1, 1, 8, 8):
@@ -67,7 +67,7 @@ def test_a_small_batch_at_first_is_no_reason_to_give_all_up(tmp_path: Path, monk
 
 
 def test_what_stays_too_small_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "why_too_small", lambda us, values, args: "it is too small")
+    monkeypatch.setattr(fragments, "why_too_small", lambda us, values, args: "it is too small")
     model = nn.Sequential(nn.Linear(60, 90), nn.Tanh(), nn.Linear(90, 60))
     baechi_ext.parallelize(model, devices=2, method="single", cache=False)
     for step in range(20):

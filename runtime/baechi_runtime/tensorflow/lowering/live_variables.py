@@ -150,10 +150,10 @@ def _class_away(home: Any) -> type:
 
         def assign(variable: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
             with _lock:
-                owner, name = _away.get(id(_handle(variable)), (None, ""))
-                if owner is not None and tf.executing_eagerly():
-                    value = tf.convert_to_tensor(value, variable.dtype)
-                    if variable.shape.is_compatible_with(value.shape):  # anything else is an error, and changes nothing
+                if tf.executing_eagerly() and id(_handle(variable)) in _away:
+                    value = tf.convert_to_tensor(value, variable.dtype)  # may be of another variable, which brings all home
+                    owner, name = _away.get(id(_handle(variable)), (None, ""))
+                    if owner is not None and variable.shape.is_compatible_with(value.shape):  # else it is an error, and changes nothing
                         owner.assign(name, value)
             return home.assign(variable, value, *args, **kwargs)
 
