@@ -67,7 +67,7 @@ SEARCHED_FOR = "its plan was being searched for"
 ASIDE = "its plan was searched for while training went on unplaced"
 SINGLE_OPS = "a mode or hooks that see single ops were active"
 ONE_BUFFER = "two of its buffers, both of which it changes, have become one"
-"""What TorchDynamo does not look at: a plan would write one value over the other."""
+"""TorchDynamo does not look at that, and a plan would write one value over the other."""
 _EARLY = 16
 """Calls of a module in which what is too small is no reason to give all up: to warm up a script may take one example."""
 
