@@ -1,4 +1,4 @@
-"""What workers say on stderr, however it is cut into pieces."""
+"""The words of workers on stderr, however they are cut into pieces."""
 
 import os
 from typing import IO

@@ -132,7 +132,7 @@ def test_it_learns_from_several_episodes_on_large_graphs_too(fresh: PlaceOptions
 
 
 def test_batches_simulate_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the policy that visits each op twice, with 400 ops: 4 batches of an episode, 2 visits of 64 decisions and 400 ops a plan."""
+    """A policy that visits each op twice, on 400 ops: 4 batches of an episode, 2 visits of 64 decisions and 400 ops a plan."""
     monkeypatch.setattr("baechi_ext.place.placeto.placer._SIMULATED_OPS", 4 * 2 * 80 * 400)
     seen: list[TrainingTask] = []
     monkeypatch.setattr(TrainingTask, "run", lambda self, *_, _run=TrainingTask.run, **more: seen.append(self) or _run(self, *_, **more))

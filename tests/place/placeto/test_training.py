@@ -304,7 +304,7 @@ def test_before_the_first_exam_the_policy_as_it_is_is_the_result() -> None:
 
 
 def test_a_trained_policy_has_an_exam_first() -> None:
-    """What learning at a rate of 10 makes of it is kept only if it does better."""
+    """A policy that learned at a rate of 10 is kept only if it does better."""
     exam, start = training(towers(3), cluster_of(3, latency_us=5), 1), Policy.fresh(SMALL, 3)
     trainer = Trainer(start, some_trainings(), replace(SHORT, learning_rate=(10.0, 10.0)), [exam], trained=True)
     told: list[TrainingProgress] = []

@@ -21,7 +21,7 @@ from tests.runtime.sharding.small_models import CASES
 
 
 def searched(memory_bytes: float | None = None) -> Searched:
-    """What is found for a small network on four devices."""
+    """The report for a small network on four devices."""
     torch.manual_seed(0)
     module, inputs = CASES["mlp"]()
     graph = captured_graph(forward_graph(module, inputs, "mlp"))
