@@ -101,7 +101,8 @@ def test_the_lines_of_updates_that_a_killed_training_makes_again_are_removed(req
     train(replace(request_to_train, time_limit_seconds=1e-9))
     path = request_to_train.out / "progress.csv"
     header, *made = path.read_text().splitlines(keepends=True)
-    again = [f"{len(made) + i}{line[line.index(',') :]}" for i, line in enumerate(made * 2, 1)]
+    assert len(made) < 6
+    again = [f"{len(made) + i}{',' * header.count(',')}\n" for i in (1, 2)]
     path.write_text("".join([header, *made, *again]))
     train(request_to_train)
     assert [row["updates"] for row in csv.DictReader(path.read_text().splitlines())] == list("123456")
