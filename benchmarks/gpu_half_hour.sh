@@ -4,7 +4,7 @@
 #     benchmarks/gpu_half_hour.sh [FOLDER] [WHEELS]     make rehearse-gpu goes through it on pretended devices, with small models
 #
 # What memory goes to besides tensors; the tests that need a GPU; parity with and without TF32 and BatchNorm; compute-sanitizer, where it is;
-# one device, without and with CUDA graphs, against eager and torch.compile; a memory limit just above what is planned; four parts of the GPU, predicted and measured.
+# one device, op by op and as CUDA graphs, against eager and torch.compile; a memory limit just above what is planned; four parts of the GPU, predicted and measured.
 #
 # FOLDER (runs/gpu_half_hour) gets a log of every step, reports, and their table gpu.md; in split/ the comparisons. Steps that are done are not
 # done again, so the command can be given again after a failure, or a day later. WHEELS is a folder of *.whl for a machine without network,
@@ -60,12 +60,12 @@ command -v compute-sanitizer >/dev/null && limit=150 run sanitizer compute-sanit
 wait
 
 for model in alexnet gnmt_v2 rnnlm; do
-    limit=60 train "one_$model" "$model" --num_gpus=1
-    limit=60 train "one_${model}_graphs" "$model" --num_gpus=1 --cuda_graphs
+    limit=60 train "one_$model" "$model" --num_gpus=1 --no_cuda_graphs
+    limit=60 train "one_${model}_graphs" "$model" --num_gpus=1
 done
 tight=$("$python" -m benchmarks.gpu_table --tight=1.1 "$folder/one_alexnet") && limit=60 train tight alexnet --num_gpus=1 --device_memory="$tight"
 for model in gpt2 wide_towers; do # beside the unplaced step under torch.compile, which needs a real GPU
-    [ -n "${REHEARSE:-}" ] || limit=150 train "compiled_$model" "$model" --num_gpus=1 --cuda_graphs --compile
+    [ -n "${REHEARSE:-}" ] || limit=150 train "compiled_$model" "$model" --num_gpus=1 --compile
 done
 [ -n "${REHEARSE:-}" ] || limit=400 run loop "$python" -m benchmarks.gpu_loop --out="$folder/loop" # a user's own, which compiles, too
 limit=560 run split env DEVICES=split PYTHON="$python" MODELS="$towers" METHODS=contiguous,m_etf STEPS="$steps" \

@@ -3,17 +3,20 @@ CUDA graphs, in turn.
 
     python -m benchmarks.gpu_loop [--model_names=A,B] --out=benchmarks/results/gpu_loop
 
-Writes NAME.json and NAME.md. A step is zero_grad(), forward, backward and step() of AdamW; each model has a process of its own. `as eager`
-is the ratio of pairs; `loss` the largest relative difference from the eager module's loss, which is not 0 where other random numbers are
-drawn (compiled dropout).
+Writes NAME.json and NAME.md. A step is zero_grad(), forward, backward and step() of AdamW; each model has a process of its own, and their
+steps are timed one model after the other, once all are set up. `as eager` is the ratio of pairs; `loss` the largest relative difference
+from the eager module's loss, which is not 0 where other random numbers are drawn (compiled dropout).
 """
 
 import argparse
 import copy
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing.synchronize import Barrier, Lock
 
 import torch
 from torch import nn
@@ -22,18 +25,21 @@ import baechi_ext
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.torch.backend import build_step
-from benchmarks.runner import Benchmark, Row, in_fresh_process, in_turn, some_of
+from benchmarks.runner import Benchmark, Row, in_turn, some_of
 from benchmarks.sizes import SIZES
 
-STEPS, WARM_UP = 20, 10
-"""Steps that are timed, and those before: placed calls are verified and captured, compiled ones recorded."""
+STEPS, WARM_UP, AGAIN = 20, 17, 2
+"""Steps that are timed, and those before: placed calls are verified and captured, compiled ones recorded; and some more behind the wait for
+the other models."""
+LONGEST_SECONDS = 600.0
+"""The time that the others may take to be set up."""
 PLACED = {"devices": ["cuda:0"], "method": "contiguous", "keep_placed": True, "strict": True, "cache": False}
 WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "eager": lambda module: module,
     "torch.compile": torch.compile,
     "reduce-overhead": partial(torch.compile, mode="reduce-overhead"),
-    "op by op": partial(baechi_ext.parallelize, **PLACED),
-    "graphs": partial(baechi_ext.parallelize, cuda_graphs=True, **PLACED),
+    "op by op": partial(baechi_ext.parallelize, cuda_graphs=False, **PLACED),
+    "graphs": partial(baechi_ext.parallelize, **PLACED),
 }
 MODELS = ("gpt2", "wide_towers", "transformer", "inception_v3")
 FLAGS = {"--model_names": some_of(SIZES, MODELS)}
@@ -63,11 +69,24 @@ class Loop:
         return (time.perf_counter() - begun) * 1e3, loss.item()
 
 
+_of_all: list[tuple[Barrier, Lock]] = []
+"""In a model's process: where it waits for the others, and what it holds while its steps are timed."""
+
+
+def share(all_set_up: Barrier, timing: Lock) -> None:
+    _of_all.append((all_set_up, timing))
+
+
 def rows_of(model: str) -> list[Row]:
+    [(all_set_up, timing)] = _of_all
     step = build_step(TrainRequest(model, PlanRequest(), SIZES[model], num_devices=1, cuda=True)).replica("cuda:0")
     loops = {way: Loop(step.module, step.inputs, way) for way in WAYS}
     before = {way: [loop.step() for _ in range(WARM_UP)] for way, loop in loops.items()}
-    found = in_turn({way: loop.step for way, loop in loops.items()}, STEPS)
+    all_set_up.wait(LONGEST_SECONDS)
+    with timing:
+        for way, loop in loops.items():
+            before[way] += [loop.step() for _ in range(AGAIN)]
+        found = in_turn({way: loop.step for way, loop in loops.items()}, STEPS)
     losses = {way: [loss for _, loss in (*before[way], *found[way])] for way in WAYS}
     eager = [ms for ms, _ in found["eager"]]
     rows = []
@@ -80,8 +99,10 @@ def rows_of(model: str) -> list[Row]:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    for model in args.model_names:
-        yield {"gpu": torch.cuda.get_device_name(0), "rows": in_fresh_process(rows_of, model)}
+    names, spawn = args.model_names, multiprocessing.get_context("spawn")
+    together = spawn.Barrier(len(names)), spawn.Lock()
+    with ProcessPoolExecutor(len(names), spawn, initializer=share, initargs=together) as pool:
+        yield {"gpu": torch.cuda.get_device_name(0), "rows": [row for rows in pool.map(rows_of, names) for row in rows]}
 
 
 COLUMNS = {

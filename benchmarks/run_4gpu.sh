@@ -24,8 +24,8 @@ declare -A size=([inception_v3]="--batch_size=8 --image_size=149" [nasnet]="--ba
     [gnmt_v2]="--batch_size=16 --vocab_size=2000 --max_seq_length=20 --rnn_units=256 --num_layers=4")
 
 case $devices in
-    gpu) kinds=("--num_gpus=4" "--num_gpus=4 --cuda_graphs" "--num_gpus=4 --workers=process") ;;
-    split) kinds=("--split_gpu=4" "--split_gpu=4 --cuda_graphs") ;;
+    gpu) kinds=("--num_gpus=4" "--num_gpus=4 --no_cuda_graphs" "--num_gpus=4 --workers=process") ;;
+    split) kinds=("--split_gpu=4" "--split_gpu=4 --no_cuda_graphs") ;;
     cpu) kinds=("--num_devices=4" "--num_devices=4 --workers=process") ;;
     *) echo "error: DEVICES is $devices; give gpu, split or cpu" >&2; exit 2 ;;
 esac
@@ -40,7 +40,7 @@ command -v nvidia-smi >/dev/null && { nvidia-smi; nvidia-smi topo -m; } > "$fold
 set -f
 for kind in "${kinds[@]}"; do
     name=$(echo "$kind" | tr -d '-' | tr ' =' '_' | tr -d '\n')
-    links=${kind/ --cuda_graphs/}
+    links=${kind/ --no_cuda_graphs/}
     [ "$links" = "$kind" ] && run "links_$name" "$python" -m baechi_ext probe-links $kind --max_exponent="${EXPONENT:-26}" \
         --out="$folder/cluster_$name.json" --samples="$folder/links_$name.json"
     for model in $models; do

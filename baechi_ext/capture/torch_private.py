@@ -399,6 +399,15 @@ def _processes(arguments: Sequence[Any]) -> int:
     return 1
 
 
+def give_up_capture(device: int, pool: "tuple[int, int]") -> None:
+    """Has the allocator of a CUDA device end a capture that CUDA has refused: earlier torch than 2.14 does not by itself, and keeps what is
+    freed amid a capture until the last one is over. Raises MissingBackendError."""
+    with needed("giving up a CUDA graph"):
+        from torch._C import _cuda_endAllocateToPool
+    with contextlib.suppress(RuntimeError):  # it has ended
+        _cuda_endAllocateToPool(device, pool)
+
+
 def valueless() -> Any:
     """A context in which tensors are made without values. Raises MissingBackendError."""
     with needed("tracing how parts of tensors move"):

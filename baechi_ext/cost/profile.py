@@ -118,19 +118,19 @@ class Profile(Saved):
             raise ProfileError(f'the profile has "contention", but op {without!r} has no "contended_us"; profile again')
         return profile
 
-    def compute_us(self) -> dict[str, float]:
+    def compute_us(self, *, graphs: bool = True) -> dict[str, float]:
         """Time of each op on a device that works alone: the least of its samples, times what a typical pass takes over the sum of
-        the least times: no pass has every op at its best, and a step is a pass."""
-        if self.pass_us:
+        the least times: no pass has every op at its best, and a step is a pass; a CUDA graph where such were timed and `graphs`."""
+        if self.pass_us and graphs:
             return self._scaled({id_: p.min_us for id_, p in self.ops.items()}, self.pass_us)
         columns = [p.samples_us for p in self.ops.values()]
         passes = [sum(one_pass) for one_pass in zip(*columns, strict=True)] if len(set(map(len, columns))) == 1 else []
         return self._scaled({id_: p.min_us for id_, p in self.ops.items()}, passes)
 
-    def contended_us(self) -> dict[str, float]:
-        """Time of each op while other devices are at work; as if alone where that was not profiled."""
-        if self.contention is None:
-            return self.compute_us()
+    def contended_us(self, *, graphs: bool = True) -> dict[str, float]:
+        """Time of each op while other devices are at work; as if alone where that was not profiled. See `compute_us`."""
+        if self.contention is None or (self.pass_us and not graphs):
+            return self.compute_us(graphs=graphs)
         return self._scaled({id_: min(p.contended_us) for id_, p in self.ops.items()}, self.contention.pass_us)
 
     @staticmethod
@@ -189,7 +189,8 @@ Host = Literal["none", "one", "each"]
 
 def attach_costs(graph: OpGraph, profile: Profile, *, contended: bool = False, host: Host = "none") -> OpGraph:
     """The graph with each op's time and bytes from `profile`; with `contended` the times beside other devices at work. `host`: one
-    thread is a limit of all ops together; one for each device makes an op take as long as it takes the host, at least.
+    thread is a limit of all ops together, also where no step of the profile was a graph; one for each device makes an op take as long as it
+    takes the host, at least.
 
     Times are built on the least samples, which repeat best from run to run because other programs only ever add to a sample.
     Raises ProfileError where an op has no profile.
@@ -197,7 +198,10 @@ def attach_costs(graph: OpGraph, profile: Profile, *, contended: bool = False, h
     missing = next((op.id for op in graph.ops if op.id not in profile.ops), None)
     if missing is not None:
         raise ProfileError(f"the profile has no op {missing!r}; profile this graph again")
-    times = profile.contended_us() if contended else profile.compute_us()
+    if host == "none" and not profile.pass_us and any(costs.issue_us for costs in profile.ops.values()):
+        host = "one"  # no graph came of the step
+    graphs = host == "none"
+    times = profile.contended_us(graphs=graphs) if contended else profile.compute_us(graphs=graphs)
     sizes = {id_: {name: getattr(costs, name) for name in _SIZES} for id_, costs in profile.ops.items()}
     if host == "each":
         times = {id_: max(us, profile.ops[id_].issue_us) for id_, us in times.items()}

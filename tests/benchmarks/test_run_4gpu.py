@@ -49,8 +49,8 @@ def run(python: Path, script: str = "run_4gpu.sh", **environment: str) -> tuple[
 @pytest.mark.parametrize(
     ("devices", "kinds"),
     [
-        ("gpu", ["--num_gpus=4", "--num_gpus=4 --cuda_graphs", "--num_gpus=4 --workers=process"]),
-        ("split", ["--split_gpu=4", "--split_gpu=4 --cuda_graphs"]),
+        ("gpu", ["--num_gpus=4", "--num_gpus=4 --no_cuda_graphs", "--num_gpus=4 --workers=process"]),
+        ("split", ["--split_gpu=4", "--split_gpu=4 --no_cuda_graphs"]),
         ("cpu", ["--num_devices=4", "--num_devices=4 --workers=process"]),
     ],
 )
@@ -77,7 +77,7 @@ def test_models_have_the_sizes_of_other_benchmarks(python: Path) -> None:
 
 def test_a_failure_stops_nothing_and_is_all_that_runs_again(python: Path) -> None:
     code, out, err, commands = run(python, DEVICES="split", BROKEN="--model_name=a")
-    failed = ["compare_a_split_gpu_4", "compare_a_split_gpu_4_cuda_graphs"]
+    failed = ["compare_a_split_gpu_4", "compare_a_split_gpu_4_no_cuda_graphs"]
     assert code == 1
     assert err.startswith(f"error: 2 runs failed: {' '.join(failed)}; their logs are in ")
     assert [f"{name}: failed: error: --model_name=a is broken" in out for name in failed] == [True, True]
@@ -111,14 +111,14 @@ def half_an_hour(python: Path, **environment: str) -> tuple[int, str, str, list[
 def test_half_an_hour_is_the_same_in_the_rehearsal_but_for_sizes(python: Path, rehearse: str) -> None:
     code, out, err, commands = half_an_hour(python, REHEARSE=rehearse)
     assert (code, err) == (0, "")
-    trained = [[word for word in c.split() if word.startswith(("--model_name", "--num_gpus", "--split_gpu", "--cuda", "--device_memory"))]
-               for c in commands if "baechi_ext train" in c]  # fmt: skip
+    told = ("--model_name", "--num_gpus", "--split_gpu", "--cuda", "--no_cuda", "--device_memory")
+    trained = [[word for word in c.split() if word.startswith(told)] for c in commands if "baechi_ext train" in c]
     models = ["alexnet", "gnmt_v2", "rnnlm"]
     assert sorted(trained[:4]) == [[f"--model_name={m}", "--split_gpu=2"] for m in ("rnnlm", "rnnlm", "wide_towers", "wide_towers")]
     assert trained[4:] == [
-        *([f"--model_name={m}", "--num_gpus=1", *graphs] for m in models for graphs in ([], ["--cuda_graphs"])),
+        *([f"--model_name={m}", "--num_gpus=1", *graphs] for m in models for graphs in (["--no_cuda_graphs"], [])),
         ["--model_name=alexnet", "--num_gpus=1", "--device_memory=12345"],
-        *([] if rehearse else [[f"--model_name={m}", "--num_gpus=1", "--cuda_graphs"] for m in ("gpt2", "wide_towers")]),
+        *([] if rehearse else [[f"--model_name={m}", "--num_gpus=1"] for m in ("gpt2", "wide_towers")]),
     ]
     split = {c.split("--model_name=")[1].split()[0] for c in commands if "baechi_ext compare " in c}
     assert split == ({"wide_towers"} if rehearse else {"wide_towers", "inception_v3"})

@@ -11,6 +11,7 @@ EXCLUDED = [
     (["train", "--split_gpu=2", "--workers=process"], "--split_gpu is for one process; drop --workers=process"),
     (["train", "--cuda_graphs"], "--cuda_graphs is for CUDA devices of one process; add --num_gpus=N or --split_gpu=N"),
     (["train", "--cuda_graphs", "--num_gpus=2", "--workers=process"], "--cuda_graphs is for CUDA devices of one process"),
+    (["train", "--cuda_graphs", "--no_cuda_graphs", "--num_gpus=2"], "--cuda_graphs and --no_cuda_graphs cannot be used together"),
     (["train", "--use_free_memory"], "--use_free_memory is for CUDA devices; add --num_gpus=N"),
     (["probe-links", "--use_free_memory", "--num_devices=2"], "--use_free_memory is for CUDA devices"),
     (["probe-links", "--split_gpu=2", "--num_gpus=2"], "--split_gpu and --num_gpus cannot be used together"),

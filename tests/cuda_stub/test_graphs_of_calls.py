@@ -1,6 +1,5 @@
 """Graphs of placed calls amid a user's own work on the devices, which get to their work in any order."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +38,7 @@ def test_losses_are_the_same_in_any_order(devices: list[str], loop: Callable[...
 
 @devices
 def test_a_forgotten_wait_would_be_found(devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GraphedFragment, "_amid_the_callers_work", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(GraphedFragment, "_callers_streams", lambda _: [])
     try:
         expected, found = losses(devices, ordinary, 1)
     except Exception:  # noqa: BLE001 - of a verified call, or of a kernel, whose operand is nonsense

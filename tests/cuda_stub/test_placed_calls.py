@@ -2,6 +2,7 @@
 nothing is mended on the way."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -15,28 +16,29 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # by what torch.compiler.reset() imports
     pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match"),  # of parameters elsewhere than results
 ]
-STEPS = 4
+STEPS = 6
 Train = Callable[[Callable[[nn.Module], nn.Module]], list[float]]
 """Trains a module that it has placed; what it saw."""
 
 
 def compare(train: Train, *, placed: bool = True, seed: int | None = None) -> None:
-    """Trains as it is and placed, and compares. `placed`: whether that can be placed; `seed`: of the order in which devices work then."""
+    """Trains as it is, and placed op by op and as graphs, and compares. `placed`: whether that can be placed; `seed`: of the order in which
+    devices work then."""
     models = []
 
-    def place(model: nn.Module) -> nn.Module:
+    def place(model: nn.Module, graphs: bool) -> nn.Module:
         models.append(model)
         kernels.order(seed)
         options = {"devices": ["cuda:0", "cuda:1"], "method": "contiguous", "keep_placed": True, "verify_steps": 0, "cache": False}
-        return baechi_ext.parallelize(model, **options)
+        return baechi_ext.parallelize(model, **options, cuda_graphs=graphs)
 
     found = []
-    for how in (lambda model: model, place):
+    for how in (lambda model: model, partial(place, graphs=False), partial(place, graphs=True)):
         torch.compiler.reset()  # what one loop has traced is no reason for another to be traced no more
         torch.manual_seed(0)
         found.append(train(how))
         kernels.order(None)
-    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert found[1:] == [pytest.approx(found[0], rel=1e-4)] * 2
     assert all((baechi_ext.report(model).placed_steps > 1) == placed for model in models)
 
 

@@ -50,9 +50,7 @@ def pair(devices: list[str], **options: Any) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
     plain = Net(**options).to("cuda:0")
     given = {"device_map": {"branches.0": 0, "branches.1": 1, "": 0}, "method": "expert"} if len(devices) > 1 else {"method": "contiguous"}
-    placed = baechi_ext.parallelize(
-        copy.deepcopy(plain), devices=devices, keep_placed=True, strict=True, cuda_graphs=True, cache=False, **given
-    )
+    placed = baechi_ext.parallelize(copy.deepcopy(plain), devices=devices, keep_placed=True, strict=True, cache=False, **given)
     return plain, placed
 
 

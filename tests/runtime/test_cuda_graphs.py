@@ -214,7 +214,7 @@ def test_graphs_on_cuda_devices(name: str, optimizer: str, num_devices: int) -> 
 @pytest.mark.gpu
 @needs_a_device
 def test_train_with_graphs() -> None:
-    flags = ["--model_name=wide_towers", "--num_gpus=1", "--cuda_graphs", "--num_steps=5", "--placement_method=contiguous", "--json"]
+    flags = ["--model_name=wide_towers", "--num_gpus=1", "--num_steps=5", "--placement_method=contiguous", "--json"]
     code, out, err = finish(start("train", *flags))
     assert code == 0, err
     report = json.loads(out)

@@ -84,7 +84,7 @@ def compared(
             *notes,
             *captured.notes,
             *([] if found[1] is None else [f"probed link: {found[1]}"]),
-            *(note for loaded in [*variants.values()][-1:] for note in backend.notes(loaded)),
+            *dict.fromkeys(note for loaded in variants.values() for note in backend.notes(loaded)),
         ),
         unplaced=backend.unplaced,
     )

@@ -57,7 +57,7 @@ def with_costs(graph: OpGraph, profile: Profile, count: int, host: Host) -> Capt
 
 def host_of(request: TrainRequest) -> Host:
     """The threads that give ops to the request's devices; see `attach_costs`."""
-    return "none" if request.cuda_graphs else "each" if request.workers == "process" else "one"
+    return "none" if request.as_graphs else "each" if request.workers == "process" else "one"
 
 
 def cluster_of(

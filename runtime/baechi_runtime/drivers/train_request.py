@@ -13,7 +13,7 @@ from baechi_runtime.models.registry import ModelOptions
 
 WorkerKind = Literal["thread", "process"]
 Framework = Literal["torch", "tensorflow"]
-_OF_PLACING = ("framework", "workers", "num_devices", "cuda", "cuda_graphs", "split_gpu", "use_free_memory", "cluster_hosts") + (
+_OF_PLACING = ("framework", "workers", "num_devices", "cuda", "split_gpu", "use_free_memory", "cluster_hosts") + (
     "device_memory",
     "memory_fraction",
     "comm_cost_factor",
@@ -96,7 +96,8 @@ class TrainRequest(DevicesRequest):
     """The parts that a batch is split into: how many, or their sizes; None: as many as are best."""
     batch_norm_per_part: bool = False
     """BatchNorm may normalise over each part of the batch by itself."""
-    cuda_graphs: bool = False
+    cuda_graphs: bool | None = None
+    """None: on CUDA devices of one process; see `as_graphs`."""
     compile: bool = False
     """The unplaced step is measured under the framework's compiler, too."""
     cluster: Cluster | None = None
@@ -185,6 +186,12 @@ class TrainRequest(DevicesRequest):
         refuse(not 0 <= self.task_index < count, no_place)
 
     @property
+    def as_graphs(self) -> bool:
+        """True if a step, or each pass of a call, becomes a CUDA graph, where it can be one."""
+        usual = self.cuda and self.workers == "thread" and self.framework == "torch"
+        return usual if self.cuda_graphs is None else self.cuda_graphs
+
+    @property
     def limits_memory(self) -> bool:
         """True if devices may hold less than the machine has."""
         given = () if self.cluster is None else self.cluster.devices
@@ -215,6 +222,7 @@ class TrainRequest(DevicesRequest):
         options = self.plan.options
         return {
             **{name: getattr(self, name) for name in _OF_PLACING},
+            "cuda_graphs": self.as_graphs,
             "cluster": None if self.cluster is None else self.cluster.to_json(),
             "device_speeds": None if self.device_speeds is None else list(self.device_speeds),
             "link": None if self.link is None else self.link.to_json(),

@@ -172,7 +172,7 @@ def _measured(backend: TrainingBackend[C, L], whole: C, captured: C, placement: 
         peak_bytes=peak,
         peaks_measured_by=backend.peaks_measured_by,
         probe=placement.probe,
-        notes=(*notes, *backend.notes(placed)),
+        notes=(*notes, *dict.fromkeys(note for loaded in (placed, variants["single"]) for note in backend.notes(loaded))),
         unplaced=backend.unplaced,
     )
 
@@ -220,8 +220,8 @@ def recorded(backend: PlacingBackend[C, L], captured: C, loaded: L) -> tuple[str
     request = backend.request
     if request.out is None:
         return ()
-    if request.cuda_graphs:
-        return (f"no {MEASURED}: in CUDA graphs the ops can't be told apart; run without --cuda_graphs to see them",)
+    if request.as_graphs:
+        return (f"no {MEASURED}: in CUDA graphs the ops can't be told apart; run with --no_cuda_graphs to see them",)
     try:
         with progress("recording a step op by op"):
             step = backend.record(captured, loaded)

@@ -97,7 +97,7 @@ def with_executor(
 ) -> T | None:
     """The value of `drive` for an executor of the request's devices: threads, or all worker processes, of which those but rank 0 `obey`."""
     if request.workers == "thread":
-        recorder = CudaRecorder if isinstance(request, TrainRequest) and request.cuda_graphs else None
+        recorder = CudaRecorder if isinstance(request, TrainRequest) and request.as_graphs else None
         with executor_of(devices_of(request), request.timeout_seconds, recorder) as executor:
             return drive(executor)
     with worker_group(request, share_memory=share_memory) as (group, devices):
@@ -203,7 +203,7 @@ def kind_of_executor(request: TrainRequest) -> str:
         return request.workers
     if request.workers == "process":
         return "cuda processes"
-    return ("one gpu split" if request.split_gpu else "cuda streams") + " with graphs" * request.cuda_graphs
+    return ("one gpu split" if request.split_gpu else "cuda streams") + " with graphs" * request.as_graphs
 
 
 @dataclass

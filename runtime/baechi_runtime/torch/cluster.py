@@ -26,7 +26,7 @@ _GLANCE, _LOOK = (8, 0.025), (15, 0.1)
 """Windows, and the seconds of each, in which devices are compared at first; and again, where one looks slower: what takes a core from a
 device for a moment is over by then, and a program that the system moves about is seen on several."""
 
-_AS_ONE = "add --cuda_graphs to give it out in one go"
+_AS_ONE = "drop --no_cuda_graphs to give it out in one go"
 _WORKSPACES = "measured peaks include cuBLAS's workspaces, some 33 MiB for each stream; the limits leave room for them"
 
 

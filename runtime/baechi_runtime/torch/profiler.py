@@ -37,6 +37,8 @@ from baechi_runtime.torch.threads.executor import PlacedStep
 T = TypeVar("T")
 _NO_NEWS = b"CPUAllocator.cpp"
 """The source of a warning of torch's profiler: memory that is freed while it looks was allocated before."""
+_HOST_BOUND = 1.03
+"""Steps that take longer than this times their ops on the device are bound by the host."""
 _ERROR_OF_MEDIAN = 1.2533
 """The standard error of a median: sqrt(pi / 2) times that of a mean."""
 
@@ -135,7 +137,7 @@ def _passes(
     executor: Executor, placed: PlacedStep, options: ProfileOptions, *, by_wall: bool
 ) -> tuple[list[list[float]], tuple[float, ...], list[float]]:
     """For each op its samples, the time of each pass (see `_clocked`), both in microseconds, without the warm-up; and for each op what it
-    took the host, the median, where that is not part of them.
+    took the host, where that is not part of them: the median, see `_as_in_steps`.
 
     `by_wall`: ops are scaled to the passes' own time, not to the sum of their ops.
     """
@@ -144,6 +146,7 @@ def _passes(
     hosts: list[list[float]] = [[] for _ in samples]
     passes: list[float] = []
     typical: list[float] = []
+    steps_us: list[float] = []
     started = time.perf_counter()
     for repeat in range(options.warmup + options.repeats):
         late = time.perf_counter() - started > options.enough_seconds
@@ -157,7 +160,22 @@ def _passes(
                 samples[v].append(us)
             for v, us in issued.items():
                 hosts[v].append(us)
-    return samples, tuple(passes), [statistics.median(host) if host else 0.0 for host in hosts]
+            if isinstance(placed, StreamStep) and placed.executor.recorder is None:
+                steps_us.append(executor.call(0, lambda: _clocked(placed.by_op)[0]))
+    issue_us = [statistics.median(host) if host else 0.0 for host in hosts]
+    return samples, tuple(passes), _as_in_steps(issue_us, steps_us, sum(map(statistics.median, samples)))
+
+
+def _as_in_steps(issue_us: list[float], steps_us: Sequence[float], device_us: float) -> list[float]:
+    """The host's time for each op, scaled to the time of whole steps, which are not interrupted to be timed; only down, if the device bounds
+    these."""
+    if not steps_us or not any(issue_us):
+        return issue_us
+    step_us = statistics.median(steps_us)
+    scale = step_us / sum(issue_us)
+    if step_us < _HOST_BOUND * device_us:
+        scale = min(1.0, scale)
+    return [us * scale for us in issue_us]
 
 
 def _error_of(passes: Sequence[float]) -> float:

@@ -151,7 +151,13 @@ _DEVICES: dict[str, Flag] = {
     "num_devices": (kinds.DEVICES, f"CPU workers (default {DEFAULT_DEVICES})"),
     "num_gpus": (kinds.DEVICES, "CUDA devices; ignored if --num_devices is given"),
     **GPUS,
-    "cuda_graphs": (kinds.SWITCH, "launch a step (of a script: a pass of a call) as one CUDA graph of all devices, where it can be one"),
+    "cuda_graphs": (
+        kinds.SWITCH,
+        "launch a step (of a script: a pass of a call) as one CUDA graph of all devices, where it can be one (default with --num_gpus "
+        "and --split_gpu, but for --workers=process)",
+        None,
+    ),
+    "no_cuda_graphs": (kinds.SWITCH, "CUDA devices are given their ops one by one"),
     "compile": (kinds.SWITCH, "also measure the unplaced step under torch.compile on one device, and compare the plan with it"),
     "workers": (
         WORKERS,
@@ -286,6 +292,8 @@ def train_request(args: argparse.Namespace) -> TrainRequest:
     file."""
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
     devices = devices_of(args, len(args.cluster_hosts or cluster or ()))
+    if args.cuda_graphs and args.no_cuda_graphs:
+        raise OptionError("--cuda_graphs and --no_cuda_graphs cannot be used together; give one of them")
     if "task_index" in args.given and not args.cluster_hosts:
         raise OptionError("--task_index is a place in --cluster_hosts; give that as well")
     if args.framework == TENSORFLOW and begins_coarse(args.placement_method) and args.grouper is None and args.placer_type is None:
@@ -296,6 +304,7 @@ def train_request(args: argparse.Namespace) -> TrainRequest:
         "model_options": model_options(args, devices["num_devices"]),
         "microbatches": _parts(args),
         "batch_norm_per_part": args.batch_norm == PER_PART,
+        "cuda_graphs": False if args.no_cuda_graphs else args.cuda_graphs,
         "cluster": cluster,
         "memory_fraction": args.memory_fraction * args.placer_memory_fraction,
         "link": args.comm_cost_coeffs,

@@ -175,7 +175,7 @@ def with_call(request: TrainRequest, compared: ComparedCall, workers: Workers | 
     Raises ParityError where the workers came with different calls, ExecutionError where one fails.
     """
     if workers is None:
-        return drive(CallBackend(request, compared, executor_of(devices_of(request), request.timeout_seconds, graphs=request.cuda_graphs)))
+        return drive(CallBackend(request, compared, executor_of(devices_of(request), request.timeout_seconds, graphs=request.as_graphs)))
     compared.rewind()
     workers.agree_on(compared.call.captured, compared.call.step)
     backend = WorkersBackend(request, compared, workers)

@@ -4,15 +4,15 @@ for every op.
 A graph reads and writes the same memory each time. So inputs and incoming gradients are copied into tensors of its own, outputs and
 gradients out of them; parameters and buffers are read where they are. What the forward pass keeps for the backward pass is there until the
 next forward pass: a call that comes before the backward pass of the last one runs op by op, as does one whose parameters have moved.
+All that memory stays taken while a module is placed, so there are graphs only where the GPUs have plenty.
 The caller's streams and the graph's wait for each other; the host goes on, as it does unplaced.
 """
 
-import contextlib
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -28,10 +28,11 @@ from baechi_runtime.torch.lowering.devices import CudaDevice, settle
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Slots
 from baechi_runtime.torch.streams.executor import StreamExecutor, WalkTogether
-from baechi_runtime.torch.streams.step_graph import why_not_captured
+from baechi_runtime.torch.streams.step_graph import too_large, why_not_captured
 from baechi_runtime.torch.streams.walk import WARM_UP_STEPS, Walk
 from baechi_runtime.torch.threads.executor import RunTogether
 
+T = TypeVar("T")
 _MOST_CAPTURES = 3
 """Parameters that move more often are taken to move with every step."""
 
@@ -67,6 +68,8 @@ class GraphedFragment(PhasedFragment):
         self.why_not = why_not_captured(timeline, call.binding, {})
         self._graphs: _Graphs | None = None
         self._captures = 0
+        self._read_out: list[torch.cuda.Event] = []
+        """Those behind which callers have copied out of the graphs what the last replays left there."""
         self._kept: weakref.ref[_Kept] | None = None
         """That of the call whose backward pass is still to come."""
         super().__init__(executor, timeline, call, fragment, step)
@@ -82,7 +85,11 @@ class GraphedFragment(PhasedFragment):
 
     def _load(self) -> None:
         super()._load()
-        self._graphs = None
+        self._graphs, self._captures = None, 0
+
+    def _refuse(self, why: str) -> None:
+        """From now on the passes run op by op; what their graphs keep is freed."""
+        self.why_not, self._graphs = why, None
 
     def _walk(self, phase: int, skipped: frozenset[int] = frozenset()) -> Walk:
         return cast(WalkTogether, self._together_without(phase, skipped)).walk
@@ -95,24 +102,20 @@ class GraphedFragment(PhasedFragment):
 
     def forward(self, args: Sequence[Tensor]) -> tuple[list[Tensor], list[Slots], StepTimes]:
         """See Phases."""
-        with self._lock:
+        with self._executor.turn, self._lock:
             graphs = self._graphs_for(args)
             if graphs is None or graphs.forward is None:
                 return super().forward(args)
-            with torch.no_grad():
-                for i, own in graphs.inputs.items():
-                    own.copy_(args[i])
-                begin_ns = time.monotonic_ns()
-                with self._drawing_as_written(), self._amid_the_callers_work():
-                    graphs.forward()
-                outputs = [output.clone() for output in graphs.outputs]
+            begin_ns = time.monotonic_ns()
+            given = [(own, args[i]) for i, own in graphs.inputs.items()]
+            outputs = self._replayed(graphs.forward, given, lambda: [output.clone() for output in graphs.outputs])
             kept = _Kept(slots.copy() for slots in graphs.slots)
             self._kept = weakref.ref(kept)
             return outputs, kept, self._watch.times(0, begin_ns, self._walk(0).busy_us)
 
     def backward(self, tangents: Sequence[Tensor | None], kept: list[Slots]) -> tuple[dict[int, Tensor], StepTimes]:
         """See Phases."""
-        with self._lock:
+        with self._executor.turn, self._lock:
             graphs, skipped = self._graphs, self._not_reached_from(tangents)
             if graphs is None or self._kept is None or self._kept() is not kept:
                 return super().backward(tangents, kept)  # of a call op by op, or to be run once more (retain_graph=True)
@@ -121,25 +124,34 @@ class GraphedFragment(PhasedFragment):
                 self._capture_backward(graphs, skipped)
             if graphs.backward is None or graphs.skipped != skipped:
                 return super().backward(tangents, kept)
-            for own, given in zip(graphs.tangents, tangents, strict=True):
-                own.zero_() if given is None else own.copy_(given)
             begin_ns = time.monotonic_ns()
-            with self._amid_the_callers_work():
-                graphs.backward()
+            gradients = self._replayed(
+                graphs.backward, list(zip(graphs.tangents, tangents, strict=True)), lambda: _copies(graphs.gradients)
+            )
             times = self._watch.times(1, begin_ns, self._walk(1, skipped).busy_us)
             kept.clear()
-            return {self._argument_of[name]: value for name, value in _copies(graphs.gradients).items()}, times
+            return {self._argument_of[name]: value for name, value in gradients.items()}, times
 
-    @contextlib.contextmanager
-    def _amid_the_callers_work(self) -> Iterator[None]:
-        """As a context: what is launched within comes behind what the caller's streams were given before, and before what they are given
-        afterwards."""
-        streams = self._callers_streams()
+    def _replayed(self, replay: Callable[[], None], given: Sequence[tuple[Tensor, Tensor | None]], read_out: Callable[[], T]) -> T:
+        """Replays a pass for the values `given` for its own tensors (None: zeros), amid the work of the caller's streams; what `read_out`
+        copies out of it. A caller may come on other streams than the one before, whose copies are waited for, too."""
+        streams, compute = self._callers_streams(), self._origin.compute
         for stream in streams:
-            self._origin.compute.wait_stream(stream)
-        yield
-        for stream in streams:
-            stream.wait_stream(self._origin.compute)
+            stream.wait_stream(compute)
+        with torch.no_grad():
+            for own, value in given:
+                own.zero_() if value is None else own.copy_(value)
+            for stream in streams:
+                compute.wait_stream(stream)
+            for event in self._read_out:
+                compute.wait_event(event)
+            with self._drawing_as_written():
+                replay()
+            for stream in streams:
+                stream.wait_stream(compute)
+            found = read_out()
+        self._read_out = [stream.record_event() for stream in streams]
+        return found
 
     def _graphs_for(self, args: Sequence[Tensor]) -> _Graphs | None:
         """The graphs for a call with these arguments; None where it has to run op by op."""
@@ -151,13 +163,21 @@ class GraphedFragment(PhasedFragment):
         if graphs is not None and graphs.addresses == addresses:
             alike = all((args[i].shape, args[i].dtype) == (own.shape, own.dtype) for i, own in graphs.inputs.items())
             return graphs if alike else None
+        self._graphs = None  # before others are made
         elsewhere = {args[i].device for i in self._part.state} - {device.torch_device for device, _, _ in self._programs}
         if elsewhere or self._captures == _MOST_CAPTURES:
-            self.why_not = f"its parameters are on {elsewhere.pop()}" if elsewhere else "its parameters move"
+            self._refuse(f"its parameters are on {elsewhere.pop()}" if elsewhere else "its parameters move")
+        elif large := too_large(self._timeline, self._executor.devices[: len(self._timeline.cluster)], self._copied_bytes(args)):
+            self._refuse(large)
+        if self.why_not:
             return None
         self._captures += 1
         self._graphs = self._captured_forward(addresses, args)
         return self._graphs
+
+    def _copied_bytes(self, args: Sequence[Tensor]) -> float:
+        """Bytes of the gradients that the graph of the backward pass has, and of their copies for the caller."""
+        return 2.0 * sum(args[i].nbytes for i in self._part.state if args[i].requires_grad)
 
     def _captured_forward(self, addresses: tuple[int, ...], args: Sequence[Tensor]) -> _Graphs | None:
         home = next((a.device for a in args if a.is_cuda), self._origin.torch_device)
@@ -199,7 +219,7 @@ class GraphedFragment(PhasedFragment):
             cause = e.__cause__.cause if isinstance(e.__cause__, OpError) else e.__cause__
             if not isinstance(cause, RuntimeError):
                 raise
-            self.why_not = first_line(cause, type(cause).__name__)
+            self._refuse(first_line(cause, type(cause).__name__))
             return None
         finally:
             self._step.inputs = {}

@@ -63,7 +63,7 @@ class ParallelizeOptions:
     device_map: Mapping[str, int | str] | None = None
     timeout_seconds: float = 300.0
     cache: bool = True
-    cuda_graphs: bool = False
+    cuda_graphs: bool | None = None
 
     def __post_init__(self) -> None:
         """Raises OptionError for what would fail in a training call."""
@@ -95,7 +95,7 @@ class ParallelizeOptions:
         """The settings of a session. Raises OptionError, and what `executor_of` and `join_workers` raise."""
         request = self.request()
         if not several_workers():
-            executor = executor_of(self._devices(), self.timeout_seconds, graphs=self.cuda_graphs)
+            executor = executor_of(self._devices(), self.timeout_seconds, graphs=request.as_graphs)
             return Settings(request, executor, self.verify_steps, self.strict, self.keep_placed)
         if request.cuda:
             raise OptionError(CUDA_IN_ONE_PROCESS)

@@ -208,5 +208,5 @@ class _Placing:
 
     def _settings(self) -> Settings:
         asked, request = self._asked, self._asked.request
-        executor = workers_of(request) or executor_of(devices_of(request), request.timeout_seconds, graphs=request.cuda_graphs)
+        executor = workers_of(request) or executor_of(devices_of(request), request.timeout_seconds, graphs=request.as_graphs)
         return Settings(request, executor, asked.verify_steps, asked.strict, asked.keep_placed, record=request.out is not None)

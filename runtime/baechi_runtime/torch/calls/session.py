@@ -310,7 +310,7 @@ class Session:
         group.setup_seconds = time.monotonic() - begun + (0.0 if found is None else prepared.seconds)
         self.groups.append(group)
         self.interrupted = None
-        stays = settings.keep_placed or settings.request.cuda_graphs or placement.result.splits
+        stays = settings.keep_placed or settings.request.as_graphs or placement.result.splits
         if not stays and len(settings.executor.devices) > 1:
             self._pause(placement.result.why_whole or "its plan leaves everything on one device")
 
@@ -424,7 +424,7 @@ class Session:
         if fragment.verification.is_due(fragment.count):
             self.lead.disturb()
             return verified_run(loaded, args, fragment.count, fragment.verification, partial(self._differs, members=group.members))
-        if loaded.recorder is not None and loaded.recorder.is_next():
+        if fragment.count <= loaded.placed.warm_up or (loaded.recorder is not None and loaded.recorder.is_next()):
             self.lead.disturb()
         try:
             return loaded.run(args)

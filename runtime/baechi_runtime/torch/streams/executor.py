@@ -29,7 +29,7 @@ from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, loading
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Slots, StepContext
 from baechi_runtime.torch.lowering.updates import optimizers_by_device
-from baechi_runtime.torch.streams.step_graph import CudaRecorder, why_not_captured
+from baechi_runtime.torch.streams.step_graph import CudaRecorder, too_large, why_not_captured
 from baechi_runtime.torch.streams.walk import WARM_UP_STEPS, Handovers, Walk
 from baechi_runtime.torch.threads.executor import PlacedStep, ThreadExecutor, Worker
 
@@ -74,7 +74,9 @@ class StreamStep(PlacedStep):
     def _step(self) -> None:
         make, walk = self.executor.recorder, self.walk
         if make is not None and not self.why_not and not self.is_graph and walk.runs >= WARM_UP_STEPS:
-            self._capture(make)
+            self.why_not = too_large(self.timeline, self._devices)
+            if not self.why_not:
+                self._capture(make)
         if self._replay is None:
             self._loss = self._loss_in(self._by_op(self.empty()))
         else:
@@ -118,6 +120,11 @@ class StreamStep(PlacedStep):
             self.why_not = where + first_line(cause, type(cause).__name__)
         else:
             self._slots = slots
+
+    def by_op(self) -> None:
+        """Runs a step op by op, whatever it is else."""
+        self.walk.give(self.empty())
+        self.walk.synchronize()
 
     def rehearse(self) -> None:
         """Where steps become a graph, runs them until one has. The state is put back, and the optimizers' as well."""
@@ -180,14 +187,16 @@ class WalkTogether:
         """See CudaRecorder.capture. Raises ExecutionError where the executor makes no graphs."""
         make = self.executor.recorder
         if make is None:
-            raise ExecutionError("these devices' steps are no CUDA graphs; give --cuda_graphs")
-        return self.executor.call(0, partial(make(self.executor.devices, origin).capture, work))
+            raise ExecutionError("these devices' steps are no CUDA graphs; drop --no_cuda_graphs")
+        return self.executor.call(0, lambda: make(self.executor.devices, origin).capture(work))
 
 
 class StreamExecutor(ThreadExecutor):
     """CUDA devices of this process, and the thread that gives them their work. With a recorder, placed steps become graphs."""
 
     devices: tuple[CudaDevice, ...]
+    warm_up = WARM_UP_STEPS + 2
+    """Ops are timed in these, and then both passes of a call captured, one a step later than the other at most."""
 
     def __init__(self, devices: Sequence[CudaDevice], timeout_seconds: float = 300.0, recorder: MakeRecorder | None = None) -> None:
         self.recorder = recorder

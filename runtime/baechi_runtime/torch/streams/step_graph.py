@@ -7,14 +7,21 @@ See https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs for what a 
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.capture.torch_private import give_up_capture
+from baechi_ext.collector import without_collection
 from baechi_ext.simulate import Timeline
-from baechi_runtime.torch.lowering.devices import CudaDevice
+from baechi_runtime.report.tables import as_size
+from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice
+
+MOST_MEMORY = 0.5
+"""The part of a GPU's free memory that a graph may keep: others come after it, and the unplaced step."""
 
 
 class CudaRecorder:
@@ -33,28 +40,48 @@ class CudaRecorder:
         graph, compute = torch.cuda.CUDAGraph(), self._origin.compute
         torch.cuda.empty_cache()  # what the steps before it took, and it takes anew
         with contextlib.ExitStack() as stack:
+            stack.enter_context(without_collection())  # a graph that is freed meanwhile would end this one
             for device, pool in self._pools.items():
                 stack.enter_context(torch.cuda.use_mem_pool(pool, device))
             stack.enter_context(torch.cuda.stream(compute))
+            own = torch.cuda.graph_pool_handle()
             # Other threads may allocate meanwhile.
-            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_begin(own, capture_error_mode="thread_local")
             try:
                 for stream in self._streams:
                     stream.wait_stream(compute)
                 work()
-                for stream in self._streams:
-                    compute.wait_stream(stream)
+                self._join()
+                self._end(graph)
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # which says only that it failed
-                    self._end(graph)
+                self._give_up(graph, own)
                 raise
-            self._end(graph)
 
         return partial(self._replay, graph)
+
+    def _join(self) -> None:
+        for stream in self._streams:
+            self._origin.compute.wait_stream(stream)
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
         self._origin.take_turn()  # where it began; parts of one GPU have taken turns
         graph.capture_end()
+
+    def _give_up(self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
+        """Ends a capture that failed, for torch's allocator and generators, too, which earlier torch leaves as they were amid it."""
+        with contextlib.suppress(RuntimeError):
+            self._join()
+        try:
+            self._end(graph)
+        except RuntimeError:  # which says only that it failed
+            device = self._origin.torch_device
+            give_up_capture(device.index, pool)
+            with contextlib.suppress(RuntimeError):
+                graph.reset()
+                other = torch.cuda.CUDAGraph()
+                other.capture_begin(capture_error_mode="thread_local")
+                torch.zeros(1, device=device)
+                other.capture_end()
 
     def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
         with torch.cuda.stream(self._origin.compute):
@@ -76,6 +103,23 @@ def why_not_captured(timeline: Timeline, binding: Binding, optimizers: Mapping[s
         return "random numbers are drawn on several devices (--relaxed_random)"
     counting = next((o for o in optimizers.values() if not _is_replayable(o)), None)
     return f"{type(counting).__name__} counts its steps on the host" if counting is not None else ""
+
+
+def too_large(timeline: Timeline, devices: Sequence[TorchDevice], copied_bytes: float = 0.0) -> str:
+    """The reason why a graph would keep too much of a GPU's memory; empty where it would not. It stays taken while the graph is there, by
+    all that a step holds at a time beside what is there from the start, and `copied_bytes` besides; what torch's allocator keeps of free
+    memory is given back first."""
+    torch.cuda.empty_cache()
+    needed = dict.fromkeys((device.torch_device for device in devices), copied_bytes)
+    for device, peak in zip(devices, timeline.peak_memory_bytes, strict=True):
+        needed[device.torch_device] += peak
+    for op, d in zip(timeline.graph.ops, timeline.placement, strict=True):
+        needed[devices[d].torch_device] -= op.persistent_bytes
+    for gpu, taken in needed.items():
+        free = torch.cuda.mem_get_info(gpu)[0] if gpu.type == "cuda" else math.inf
+        if taken > MOST_MEMORY * free:
+            return f"it would keep {as_size(taken)} of the {as_size(free)} that are free on {gpu}, more than {MOST_MEMORY:.0%}"
+    return ""
 
 
 def _is_replayable(optimizer: torch.optim.Optimizer) -> bool:
