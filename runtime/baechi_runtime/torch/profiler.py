@@ -167,7 +167,7 @@ def _passes(
 
 
 def _as_in_steps(issue_us: list[float], steps_us: Sequence[float], device_us: float) -> list[float]:
-    """The host's time for each op, scaled to the time of whole steps, which are not interrupted to be timed; only down, if the device bounds
+    """The host's time for each op, scaled to that of whole steps, which are not interrupted to be timed; only down, if the device bounds
     these."""
     if not steps_us or not any(issue_us):
         return issue_us
