@@ -59,6 +59,12 @@ class Link:
     def receiving_us(self, size: float) -> float:
         return self.receive_us + size * self.receive_us_per_byte
 
+    @property
+    def total(self) -> tuple[float, float]:
+        """The cost of a tensor to the link and the devices at its ends: microseconds, and microseconds a byte."""
+        fixed_us = self.latency_us + self.send_us + self.receive_us
+        return fixed_us, self.us_per_byte + self.send_us_per_byte + self.receive_us_per_byte
+
     def total_us(self, size: float) -> float:
         """All that a tensor costs the link and the devices at its ends."""
         return self.transfer_us(size) + self.sending_us(size) + self.receiving_us(size)

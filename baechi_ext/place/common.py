@@ -151,7 +151,7 @@ class Task:
     def cluster(self) -> Cluster:
         return self.simulator.cluster
 
-    @property
+    @cached_property
     def order(self) -> tuple[int, ...]:
         """Op positions in the order that the options ask for, or in `graph.order`. Raises OptionError for an unknown one."""
         return traversal(self.graph, self.options.traversal_order or "topo", self.options.seed)

@@ -93,7 +93,7 @@ def _proposals(task: Task, clock: _Clock, favourite_child: FavouriteChild | None
     if clock() > 0:
         found += earliest_starts(graph, cluster, favourite_child)
     unequal = len({device.speed for device in cluster.devices}) > 1
-    if unequal and favourite_child is None and len(graph) <= _MOST_FINISHED_OPS:
+    if unequal and clock() > 0 and favourite_child is None and len(graph) <= _MOST_FINISHED_OPS:
         found += earliest_finishes(graph, cluster)
     return _proposed(found)
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import NoReturn
 
 from baechi_ext.errors import GraphError, InfeasibleError
-from baechi_ext.ir.cluster import Cluster, Link
+from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 
 NEXT_STEPS = "use more devices, devices with more memory (--device_memory), or a smaller batch"
@@ -51,23 +51,21 @@ def require_sane_costs(graph: OpGraph, cluster: Cluster) -> None:
     """Raises GraphError where a step could take longer than any step does, up to overflow."""
     import numpy as np
 
-    links = sorted({_moving(link) for row in cluster.link_table() for link in row})
+    links = {link.total for i, row in enumerate(cluster.link_table()) for j, link in enumerate(row) if i != j}
     slowest = min(d.speed for d in cluster.devices)
     compute = graph.total_compute_us() / slowest
     sizes = graph.columns.tensor_bytes
+    worst_us = np.zeros(len(sizes))
     with np.errstate(over="ignore"):
-        transfers = float(np.max([fixed_us + us_per_byte * sizes for fixed_us, us_per_byte in links], axis=0).sum())
+        for fixed_us, us_per_byte in links:
+            np.maximum(worst_us, fixed_us + us_per_byte * sizes, out=worst_us)
+        transfers = float(worst_us.sum())
     for what, us, mend in (
         ("all ops on the slowest device", compute, "smaller compute_us or a larger speed"),
         ("moving every tensor over the worst link", transfers, "smaller link coefficients or bytes"),
     ):
         if not us <= LONGEST_STEP_US:
             raise GraphError(f"{what} would take {us:.3g} us, and {LONGEST_STEP_US:g} us is the most that can be planned; give {mend}")
-
-
-def _moving(link: Link) -> tuple[float, float]:
-    """The cost of a tensor to the link and the devices at its ends: microseconds, and microseconds a byte."""
-    return link.latency_us + link.send_us + link.receive_us, link.us_per_byte + link.send_us_per_byte + link.receive_us_per_byte
 
 
 def require_feasible(graph: OpGraph, cluster: Cluster) -> None:

@@ -42,7 +42,7 @@ class Moves:
         cost, unit, device = [], [], []
         targets = [d for d in range(len(self.cluster)) if d != source]
         for d, extra_us in zip(targets, self._extra_transfer_us(placement, units, source, targets), strict=True):
-            later_us = np.maximum(0.0, busy[d] + self._work_us[units] - busy[source])
+            later_us = np.maximum(0.0, busy[d] + self._work_us[units] / self.cluster.devices[d].speed - busy[source])
             cost.append((np.maximum(0.0, extra_us) + later_us + 1.0) / np.minimum(size, excess))
             unit.append(units)
             device.append(np.full(len(units), d))
@@ -83,9 +83,9 @@ class Moves:
 
     @cached_property
     def _links(self) -> tuple[Floats, Floats]:
-        """Latency and time per byte, by source and target."""
-        table = self.cluster.link_table()
-        return np.array([[x.latency_us for x in row] for row in table]), np.array([[x.us_per_byte for x in row] for row in table])
+        """Fixed time and time per byte, by source and target, with what they take from the devices."""
+        costs = np.array([[x.total for x in row] for row in self.cluster.link_table()])
+        return costs[..., 0], costs[..., 1]
 
     def _extra_transfer_us(self, placement: Ints, units: Ints, source: int, targets: Sequence[int]) -> Iterator[Floats]:
         """For each target, the transfer time that moving each unit adds, each edge on its own; negative where its neighbours are there."""

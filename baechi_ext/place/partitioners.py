@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -68,7 +68,18 @@ def best_partition(task: Task, partition: Callable[[Network], Sequence[int]]) ->
     def placed(parts: Sequence[int]) -> Proposal:
         return arrange(task, lambda sequence: spread(task.graph, ordered, [sequence[part] for part in parts]))
 
-    return conclude(task, [placed(partition(network)) for network in networks(task, ordered)])
+    proposals: list[Proposal] = []
+    for network in networks(task, ordered):
+        left_seconds = task.options.time_limit_seconds - task.elapsed_seconds()
+        if proposals and left_seconds <= 0:
+            break
+        try:
+            proposals.append(placed(partition(replace(network, time_limit_seconds=left_seconds) if proposals else network)))
+        except SolverError:
+            if not proposals:
+                raise
+            break
+    return conclude(task, proposals)
 
 
 def _edges(graph: OpGraph, cluster: Cluster, ordered: Sequence[Unit]) -> tuple[dict[int, int], ...]:

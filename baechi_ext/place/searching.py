@@ -55,7 +55,7 @@ def cheap_start(task: Task) -> Start:
             if _is_late(task) and not METHODS[name].always:
                 untried += (name,)
                 continue
-            trial, left_out = _trial_of(task, name, task.graph)
+            trial, left_out = trial_of(task, name, task.graph)
             untried += left_out
             if trial is not None:
                 found[name] = trial
@@ -65,20 +65,24 @@ def cheap_start(task: Task) -> Start:
         if (found and _is_late(task)) or any(task.is_optimal(t) or task.is_enough(t) for t in found.values()):
             best = []
         for graph in _clustered(task) if best else ():
+            if _is_late(task):
+                break
             for name in best:
-                trial = None if _is_late(task) else _trial_of(task, name, graph)[0]
+                trial = trial_of(task, name, graph)[0]
                 if trial is not None:
                     found[name] = min([trial, found[name]], key=lambda trial: trial.key)
     except KeyboardInterrupt:
-        if not found:
+        if not any(trial.valid for trial in found.values()):
             raise
         return Start(min(found.values(), key=lambda trial: trial.key), interrupted=True)
-    return Start(min(found.values(), key=lambda trial: trial.key) if found else _fitted(task), untried=untried)
+    if not any(trial.valid for trial in found.values()):  # plans of parts may exceed limits
+        found["any that fits"] = _fitted(task)
+    return Start(min(found.values(), key=lambda trial: trial.key), untried=untried)
 
 
 def start_of(task: Task, method: str) -> Trial:
     """The plan of one method; where it finds none, what comes nearest. Raises InfeasibleError where it proves that there is no plan."""
-    return _trial_of(task, method, task.graph)[0] or _fitted(task)
+    return trial_of(task, method, task.graph)[0] or _fitted(task)
 
 
 def initial_of(task: Task) -> Trial | None:
@@ -95,8 +99,8 @@ def _is_late(task: Task) -> bool:
     return task.left_seconds(_SHARE) <= 0
 
 
-def _trial_of(task: Task, method: str, graph: OpGraph) -> tuple[Trial | None, tuple[str, ...]]:
-    """`trial_by`, in a share of the time that is left."""
+def trial_of(task: Task, method: str, graph: OpGraph) -> tuple[Trial | None, tuple[str, ...]]:
+    """See `trial_by`: in a share of the time that is left, and without a long search for a plan that fits."""
     from baechi_ext.place.registry import METHODS
 
     left_seconds = task.options.time_limit_seconds - task.elapsed_seconds()

@@ -75,7 +75,7 @@ def longest_placed_path_order(graph: OpGraph, cluster: Cluster, placement: Seque
         for t in graph.outputs[v]:
             tensor = graph.tensors[t]
             for w in tensor.readers:
-                path = tails[w] if placement[w] == here else tails[w] + links[here][placement[w]].transfer_us(tensor.bytes)
+                path = tails[w] if placement[w] == here else tails[w] + links[here][placement[w]].total_us(tensor.bytes)
                 if path > after:
                     after = path
         tails[v] = graph.ops[v].compute_us / speed[here] + after

@@ -85,7 +85,7 @@ def _relaxed(graph: OpGraph, cluster: Cluster) -> Relaxed:
         crossing_us=_crossing_us(cluster, compute[source], compute[target], size),
         kind_speed=speed,
         kind_bytes=memory,
-        total_speed=sum(d.speed for d in cluster.devices),
+        total_speed=float(sum(d.speed for d in cluster.devices)),
         num_devices=k,
         rounding=8.0 * (n + len(graph.tensors) + 2) * np.finfo(np.float64).eps,
     )
@@ -113,7 +113,7 @@ def _kinds(cluster: Cluster) -> tuple[np.ndarray, np.ndarray]:
     for speed, memory in sorted(kinds, key=lambda kind: (-kind[0], -kind[1])):
         if not best or memory > best[-1][1]:
             best.append((speed, memory))
-    return np.array([speed for speed, _ in best]), np.array([memory for _, memory in best])
+    return np.array([speed for speed, _ in best], np.float64), np.array([memory for _, memory in best])
 
 
 def _crossing_us(cluster: Cluster, before_us: np.ndarray, after_us: np.ndarray, size: np.ndarray, *, received: bool = True) -> np.ndarray:

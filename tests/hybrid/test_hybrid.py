@@ -181,6 +181,7 @@ def test_pinned_ops_stay_on_their_device() -> None:
     pinned = replace(graph, ops=(replace(graph.ops[0], pin=3), graph.ops[1]))
     result = hybrid(pinned, devices(4), sharding, auto)
     assert (result.group_size, result.plan.placement[0]) == (1, 3)
+    assert result.plan.lower_bound_us == place("auto", pinned, devices(4)).plan.lower_bound_us
     assert any("pinned" in note for note in result.notes)
 
 

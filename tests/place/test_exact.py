@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from baechi_ext.errors import InfeasibleError, MissingBackendError
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.place.common import PlaceOptions
+from baechi_ext.place.exact import placer
 from baechi_ext.place.exact.placer import longest_step_us
 from baechi_ext.place.exact.process import SolverProcess
 from baechi_ext.place.exact.search import Search, exchangeable
@@ -196,6 +197,25 @@ def test_a_solver_that_fails_says_why() -> None:
             list(solver.messages(1.0))
     assert solver.status == "failed"
     assert "exit code 1: " in solver.complaint
+
+
+def test_a_seed_may_be_larger_than_the_solvers() -> None:
+    with SolverProcess({**task(graph_of({"a": 1}), cluster_of(2)), "seed": 2**40 + 1}) as solver:
+        while solver.status is None:
+            list(solver.messages(1.0))
+    assert (solver.status, solver.complaint) == ("optimal", "")
+
+
+def test_half_a_message_is_a_failure() -> None:
+    assert [SolverProcess._read(line) for line in ('{"status": "opt', "7", '{"status": "optimal"}')] == [
+        {"status": "failed"}, {"status": "failed"}, {"status": "optimal"},
+    ]  # fmt: skip
+
+
+def test_a_graph_too_large_for_the_solver_is_searched_without_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placer, "_MOST_COPIES", 9)
+    result = place("exact", *random_instance(60, 3, 0.1, 0), PlaceOptions(time_limit_seconds=2))
+    assert any("are too many for the solver, so neither plan nor bound is the solver's" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("surprise", ["modules of Python's names", "a folder that is gone", "paths that are no text"])

@@ -9,6 +9,7 @@ from baechi_ext.place.blocks import block_levels
 from baechi_ext.place.common import PlaceOptions, begin
 from baechi_ext.place.parted import _work_of_parts, ends_of_parts
 from baechi_ext.place.registry import place
+from baechi_ext.place.searching import cheap_start
 from baechi_ext.place.trial import try_orders
 
 
@@ -96,3 +97,13 @@ def test_a_whole_batch_has_no_ends() -> None:
     graph = OpGraph.from_edges([Op("a", compute_us=1.0), Op("b", compute_us=1.0)], [("a", "b", 1, "t")])
     assert not graph.is_parted
     assert training_step(2).is_parted
+
+
+def test_plans_of_parts_that_do_not_fit_keep_no_other_from_being_looked_for() -> None:
+    graph, cluster = training_step(3, layers=6, weight_bytes=37), Cluster.uniform(2, memory_bytes=279)
+    task = begin("auto", graph, cluster, PlaceOptions(time_limit_seconds=2))
+    excess = {
+        name: sum(try_orders(task.simulator, p.placement, p.priorities).excess_bytes) for name, p in ends_of_parts(task).items()
+    }
+    assert min(excess.values()) > 200
+    assert sum(cheap_start(task).trial.excess_bytes) < 20

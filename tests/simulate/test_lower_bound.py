@@ -2,12 +2,13 @@
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
-from baechi_ext.simulate import lower_bound_us, simulate
+from baechi_ext.simulate import lower_bound_us, relaxation, simulate
 from tests import oracle
 from tests.build import cluster_of, graph_of, with_memory
 from tests.simulate.strategies import cases, clusters, graphs
@@ -114,3 +115,12 @@ def test_no_less_than_the_plain_bounds(seed: int) -> None:
         plain = max(total / k, longest)
         bound = lower_bound_us(graph, cluster_of(k))
         assert plain * (1 - 1e-9) <= bound <= simulate(graph, cluster_of(k), [i % k for i in range(n)]).makespan_us
+
+
+def test_whole_numbers_as_speeds_need_no_code_of_their_own() -> None:
+    """Kernels compile anew for arrays of another type, which took seconds."""
+    graph = graph_of({"a": 2, "b": 4})
+    for cluster in (Cluster((Device("0", speed=2), Device("1", speed=1))), Cluster((Device("0", speed=2.0), Device("1", speed=1.0)))):
+        record = relaxation._relaxed(graph, cluster)
+        assert record.kind_speed.dtype == np.float64
+        assert isinstance(record.total_speed, float)

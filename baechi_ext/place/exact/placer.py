@@ -17,11 +17,13 @@ from baechi_ext.place.common import PlanResult, SearchProgress, Task, finish
 from baechi_ext.place.exact.process import SolverProcess, threads
 from baechi_ext.place.exact.search import Search, is_small
 from baechi_ext.place.feasibility import NEXT_STEPS, refuse_after_all_tried
-from baechi_ext.place.searching import trial_by
+from baechi_ext.place.searching import trial_by, trial_of
 from baechi_ext.place.trial import Trial, longest_placed_path_order, try_orders
 from baechi_ext.simulate import lower_bound_us
 
 _STARTS = ("m_etf", "m_sct", "contiguous")
+_MOST_COPIES = 2_000_000
+"""Tensors, times pairs of devices, of which the solver's model has a variable each."""
 _ALONE_STEPS = 100_000
 """So many steps the search goes alone: what it solves by then it solves the same way every time, and without a second process."""
 _MET = 1e-9
@@ -77,10 +79,13 @@ class _Proof:
         return self.task.options.time_limit_seconds - self.task.elapsed_seconds()
 
     def start(self) -> None:
-        """Starts with the best plan of a few quick methods."""
+        """Starts with the best plan of a few quick methods; where they find none, with what half of the time finds, unless all is tried."""
         for method in _STARTS:
             if not self.closed:
-                self._offer(trial_by(method, self.task, self.task.graph, self.task.options)[0])
+                self._offer(trial_of(self.task, method, self.task.graph)[0])
+        if self.best is None and self.search is None and not self.closed:
+            options = replace(self.task.options, time_limit_seconds=self.seconds_left / 2)
+            self._offer(trial_by(_STARTS[0], self.task, self.task.graph, options)[0])
 
     def _offer(self, trial: Trial | None) -> None:
         if trial is not None and trial.valid and trial.timeline.makespan_us < self.best_us:
@@ -98,7 +103,11 @@ class _Proof:
             self.bound_us = self.best_us if self.best is not None else self.bound_us
 
     def search_beside_solver(self) -> None:
-        """Searches beside the solver until one of them has a proof."""
+        """Searches beside the solver until one of them has a proof; alone where the solver's model would be too large."""
+        tensors, k = len(self.task.graph.tensors), len(self.task.cluster)
+        if tensors * k * k > _MOST_COPIES:
+            self.complaint = f"{tensors} tensors on {k} devices are too many for the solver"
+            return
         with SolverProcess(self._solver_task()) as solver:
             while not self.closed and (self.search is not None or solver.status is None):
                 if self.search is not None:
@@ -106,7 +115,7 @@ class _Proof:
                 for message in solver.messages(0.0 if self.search is not None else min(_WAIT_SECONDS, self.seconds_left)):
                     self._hear(message)
                 self._tell()
-            self.complaint = solver.complaint
+            self.complaint = solver.complaint and f"the solver's process failed ({solver.complaint})"
 
     def _solver_task(self) -> dict[str, Any]:
         start: dict[str, Any] = {"placement": None, "start_us": None}
@@ -142,11 +151,13 @@ class _Proof:
     def result(self) -> PlanResult:
         """The plan. Raises InfeasibleError or SolverError where there is none."""
         if self.best is not None:
-            return finish(self.task, self.best, min(self.bound_us, self.best_us))
+            found = finish(self.task, self.best, min(self.bound_us, self.best_us))
+            lost = f"{self.complaint}, so neither plan nor bound is the solver's"
+            return replace(found, notes=(*found.notes, lost)) if self.complaint else found
         if self.no_plan:
             refuse_after_all_tried(self.task.method)
         if self.complaint:
-            raise SolverError(f"the solver's process failed ({self.complaint}), and no plan was found; use another method")
+            raise SolverError(f"{self.complaint}, and no plan was found; use another method")
         raise InfeasibleError(
             f"exact found no plan that fits within {self.task.options.time_limit_seconds:g} s, not proven impossible; "
             f"raise --time_limit, {NEXT_STEPS}",

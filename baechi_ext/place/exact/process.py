@@ -74,11 +74,20 @@ class SolverProcess:
             except queue.Empty:
                 return
             wait_seconds = 0.0
-            message = {"status": "failed"} if line is None else json.loads(line)
+            message = {"status": "failed"} if line is None else self._read(line)
             self.status = message.get("status")
             if self.status == "failed":
                 self.complaint = self._last_words()
             yield message
+
+    @staticmethod
+    def _read(line: str) -> dict[str, Any]:
+        """A message; a failure where a process that was killed has sent half of it."""
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return {"status": "failed"}
+        return found if isinstance(found, dict) else {"status": "failed"}
 
     def _last_words(self) -> str:
         code = self._process.wait()

@@ -32,7 +32,7 @@ def main() -> None:
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = task["seconds"]
     solver.parameters.num_workers = task["threads"]
-    solver.parameters.random_seed = task["seed"]
+    solver.parameters.random_seed = task["seed"] % 2**31
     solver.best_bound_callback = lambda bound: _say({"bound_us": bound / placing.ticks_per_us})
     status = solver.solve(placing.model, _watcher(placing))
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):

@@ -17,7 +17,6 @@ from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.capture.torch_private import give_up_capture
 from baechi_ext.collector import without_collection
 from baechi_ext.simulate import Timeline
-from baechi_runtime.report.tables import as_size
 from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice
 
 MOST_MEMORY = 0.5
@@ -118,7 +117,7 @@ def too_large(timeline: Timeline, devices: Sequence[TorchDevice], copied_bytes: 
     for gpu, taken in needed.items():
         free = torch.cuda.mem_get_info(gpu)[0] if gpu.type == "cuda" else math.inf
         if taken > MOST_MEMORY * free:
-            return f"it would keep {as_size(taken)} of the {as_size(free)} that are free on {gpu}, more than {MOST_MEMORY:.0%}"
+            return f"it would keep {taken / 2**30:.3g} of the {free / 2**30:.3g} GiB that are free on {gpu}, more than {MOST_MEMORY:.0%}"
     return ""
 
 
