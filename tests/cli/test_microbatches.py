@@ -75,14 +75,15 @@ def test_a_training_that_goes_on_keeps_its_parts(run: Run, tmp_path: Path) -> No
 
 
 def test_given_speeds_are_planned_for(run: Run, tmp_path: Path) -> None:
-    """Parts in proportion to them; and nothing is measured, so nothing is said."""
-    flags = ("--batch_size=6", "--microbatches=auto", "--device_speeds=1,0.5", f"--out={tmp_path}")
+    """Parts in proportion to them; and nothing is measured, so nothing is said of that."""
+    flags = ("--batch_size=6", "--microbatches=auto", "--device_speeds=0.5,1", f"--out={tmp_path}")
     code, out, err = run("train", *GPT2, *QUICK, *flags, "--json")
     assert code == 0, err
-    assert [device.speed for device in RunFolder.load(tmp_path).plan.cluster.devices] == [1, 0.5]
+    assert [device.speed for device in RunFolder.load(tmp_path).plan.cluster.devices] == [0.5, 1]
     notes = json.loads(out)["notes"]
-    assert any("2 parts (4, 2 examples)" in note for note in notes)
+    assert any("2 parts (2, 4 examples)" in note for note in notes)
     assert not any("--device_speeds" in note for note in notes)
+    assert "one device is cpu:0, the first; cpu:1 is 2 times as fast" in notes
 
 
 @pytest.mark.parametrize(

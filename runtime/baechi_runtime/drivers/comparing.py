@@ -15,7 +15,7 @@ from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.backend import Captured, PlacingBackend
 from baechi_runtime.drivers.comparison import AUTO, CompareRequest, Comparison, Contender
-from baechi_runtime.drivers.placement import Placement, auto_sizes, is_near_least, place
+from baechi_runtime.drivers.placement import Placement, auto_sizes, is_near_least, on_one_device, place
 from baechi_runtime.drivers.ranking import IN_REACH, Engines
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.drivers.training import EnginesOf, OnDevices, measured, recorded
@@ -83,6 +83,7 @@ def compared(
         notes=(
             *notes,
             *captured.notes,
+            *on_one_device(found[0]),
             *([] if found[1] is None else [f"probed link: {found[1]}"]),
             *dict.fromkeys(note for loaded in variants.values() for note in backend.notes(loaded)),
         ),

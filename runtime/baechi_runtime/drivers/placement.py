@@ -79,7 +79,16 @@ def place(
     else:
         result = pipeline.plan_watched(graph, cluster, request.plan, partial(pipeline.plan_hybrid, sharding=sharding))
     together = result.splits or isinstance(result.plan, HybridPlan)
+    result = replace(result, notes=(*result.notes, *on_one_device(cluster)))
     return Placement(graph if together else single.graph, captured.profile, result, single, probe, captured.notes)
+
+
+def on_one_device(cluster: Cluster) -> tuple[str, ...]:
+    """A note where steps on one device are not those of the fastest."""
+    first, fastest = cluster.devices[0], cluster.devices[cluster.fastest]
+    if first.speed == fastest.speed:
+        return ()
+    return (f"one device is {first.name}, the first; {fastest.name} is {fastest.speed / first.speed:.3g} times as fast",)
 
 
 def place_in_parts(
