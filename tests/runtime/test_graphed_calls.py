@@ -15,6 +15,7 @@ import baechi_ext
 from baechi_ext.errors import ParityError
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.torch.calls import capturing, verify
+from baechi_runtime.torch.calls.graphed import GraphedFragment
 from baechi_runtime.torch.calls.module_call import call_of
 from baechi_runtime.torch.streams import step_graph
 from tests.runtime.graphed_loops import Net, accumulated, batches, fragment_of, ordinary, pair, siamese, train, twice, with_input_gradient
@@ -144,6 +145,28 @@ def test_graphs_leave_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -
     assert train(placed, ordinary) == pytest.approx(train(plain, ordinary), rel=1e-4)
     why = "no CUDA graphs of its passes: it would keep .* of the .* that are free on cuda:0, more than 0%"
     assert re.fullmatch(why, fragment_of(placed).note)
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["forward", "backward"])
+def test_without_memory_for_what_a_caller_gets_passes_run_op_by_op(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, placed = pair(["cuda:0"])
+    replayed, calls, empty_like = GraphedFragment._replayed, [], torch.empty_like
+
+    def empty(*_: Any, **__: Any) -> torch.Tensor:
+        monkeypatch.setattr(torch, "empty_like", empty_like)
+        raise torch.OutOfMemoryError("no more")
+
+    def short(self: GraphedFragment, *given: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 5 + at:
+            monkeypatch.setattr(torch, "empty_like", empty)
+        return replayed(self, *given)
+
+    monkeypatch.setattr(GraphedFragment, "_replayed", short)
+    assert train(placed, ordinary) == pytest.approx(train(plain, ordinary), rel=1e-4)
+    same(plain, placed)
+    assert len(calls) == 5 + at
+    assert fragment_of(placed).note == "no CUDA graphs of its passes: there is no memory for copies of what they compute"
 
 
 def test_a_caller_may_change_its_stream() -> None:

@@ -32,7 +32,7 @@ from baechi_runtime.torch.streams.step_graph import too_large, why_not_captured
 from baechi_runtime.torch.streams.walk import WARM_UP_STEPS, Walk
 from baechi_runtime.torch.threads.executor import RunTogether
 
-T = TypeVar("T")
+K = TypeVar("K")
 _MOST_CAPTURES = 3
 """Parameters that move more often are taken to move with every step."""
 
@@ -104,14 +104,16 @@ class GraphedFragment(PhasedFragment):
         """See Phases."""
         with self._executor.turn, self._lock:
             graphs = self._graphs_for(args)
-            if graphs is None or graphs.forward is None:
-                return super().forward(args)
-            begin_ns = time.monotonic_ns()
-            given = [(own, args[i]) for i, own in graphs.inputs.items()]
-            outputs = self._replayed(graphs.forward, given, lambda: [output.clone() for output in graphs.outputs])
-            kept = _Kept(slots.copy() for slots in graphs.slots)
-            self._kept = weakref.ref(kept)
-            return outputs, kept, self._watch.times(0, begin_ns, self._walk(0).busy_us)
+            if graphs is not None and graphs.forward is not None:
+                begin_ns = time.monotonic_ns()
+                given = [(own, args[i]) for i, own in graphs.inputs.items()]
+                outputs = self._replayed(graphs.forward, given, dict(enumerate(graphs.outputs)))
+                if outputs is not None:
+                    kept = _Kept(slots.copy() for slots in graphs.slots)
+                    self._kept = weakref.ref(kept)
+                    return list(outputs.values()), kept, self._watch.times(0, begin_ns, self._walk(0).busy_us)
+            del graphs  # what it keeps may be needed
+            return super().forward(args)
 
     def backward(self, tangents: Sequence[Tensor | None], kept: list[Slots]) -> tuple[dict[int, Tensor], StepTimes]:
         """See Phases."""
@@ -122,23 +124,31 @@ class GraphedFragment(PhasedFragment):
             self._kept = None
             if graphs.backward is None and self._walk(1, skipped).runs >= WARM_UP_STEPS:
                 self._capture_backward(graphs, skipped)
-            if graphs.backward is None or graphs.skipped != skipped:
-                return super().backward(tangents, kept)
-            begin_ns = time.monotonic_ns()
-            gradients = self._replayed(
-                graphs.backward, list(zip(graphs.tangents, tangents, strict=True)), lambda: _copies(graphs.gradients)
-            )
-            times = self._watch.times(1, begin_ns, self._walk(1, skipped).busy_us)
-            kept.clear()
-            return {self._argument_of[name]: value for name, value in gradients.items()}, times
+            if graphs.backward is not None and graphs.skipped == skipped:
+                begin_ns = time.monotonic_ns()
+                gradients = self._replayed(graphs.backward, list(zip(graphs.tangents, tangents, strict=True)), graphs.gradients)
+                if gradients is not None:
+                    times = self._watch.times(1, begin_ns, self._walk(1, skipped).busy_us)
+                    kept.clear()
+                    return {self._argument_of[name]: value for name, value in gradients.items()}, times
+            del graphs
+            return super().backward(tangents, kept)
 
-    def _replayed(self, replay: Callable[[], None], given: Sequence[tuple[Tensor, Tensor | None]], read_out: Callable[[], T]) -> T:
-        """Replays a pass for the values `given` for its own tensors (None: zeros), amid the work of the caller's streams; what `read_out`
-        copies out of it. A caller may come on other streams than the one before, whose copies are waited for, too."""
+    def _replayed(
+        self, replay: Callable[[], None], given: Sequence[tuple[Tensor, Tensor | None]], results: Mapping[K, Tensor]
+    ) -> dict[K, Tensor] | None:
+        """Replays a pass for the values `given` for its own tensors (None: zeros), amid the work of the caller's streams; copies of its
+        results. None, and nothing has run, where these find no memory. A caller may come on other streams than the one before, whose copies
+        are waited for, too."""
         streams, compute = self._callers_streams(), self._origin.compute
         for stream in streams:
             stream.wait_stream(compute)
         with torch.no_grad():
+            try:
+                copies = {name: torch.empty_like(value) for name, value in results.items() if value.layout == torch.strided}
+            except torch.OutOfMemoryError:
+                self._refuse("there is no memory for copies of what they compute")
+                return None
             for own, value in given:
                 own.zero_() if value is None else own.copy_(value)
             for stream in streams:
@@ -149,7 +159,10 @@ class GraphedFragment(PhasedFragment):
                 replay()
             for stream in streams:
                 stream.wait_stream(compute)
-            found = read_out()
+            for device in {copy.device for copy in copies.values()}:
+                here = [name for name, copy in copies.items() if copy.device == device]
+                copy_together([copies[name] for name in here], [results[name] for name in here])
+            found = {name: copies[name] if name in copies else value.clone() for name, value in results.items()}
         self._read_out = [stream.record_event() for stream in streams]
         return found
 
@@ -224,13 +237,3 @@ class GraphedFragment(PhasedFragment):
         finally:
             self._step.inputs = {}
             self._step.forget()
-
-
-def _copies(tensors: Mapping[str | int, Tensor]) -> dict[str | int, Tensor]:
-    """Copies that are the caller's own."""
-    copies = {name: torch.empty_like(value) if value.layout == torch.strided else value.clone() for name, value in tensors.items()}
-    dense = [name for name, value in tensors.items() if value.layout == torch.strided]
-    for device in {tensors[name].device for name in dense}:
-        here = [name for name in dense if tensors[name].device == device]
-        copy_together([copies[name] for name in here], [tensors[name] for name in here])
-    return copies
