@@ -94,4 +94,4 @@ class ParallelizeOptions(TypedDict, total=False):
     """PyTorch: keep plans, costs and the outcome of turns for later runs (True) in $BAECHI_CACHE, else `baechi` in $XDG_CACHE_HOME or
     ~/.cache."""
     cuda_graphs: bool | None
-    """PyTorch: launch the passes of a call on CUDA devices as one CUDA graph each, where they can be one (None: on CUDA devices)."""
+    """PyTorch: launch the passes of a call on CUDA devices as one CUDA graph each, where they can be one (None: yes)."""

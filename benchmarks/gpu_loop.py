@@ -41,6 +41,7 @@ WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "op by op": partial(baechi_ext.parallelize, cuda_graphs=False, **PLACED),
     "graphs": partial(baechi_ext.parallelize, **PLACED),
 }
+PLACED_WAYS = ("op by op", "graphs")
 MODELS = ("gpt2", "wide_towers", "transformer", "inception_v3")
 FLAGS = {"--model_names": some_of(SIZES, MODELS)}
 
@@ -49,9 +50,9 @@ class Loop:
     """One module's training."""
 
     def __init__(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], way: str) -> None:
-        self._module = WAYS[way](copy.deepcopy(module))
+        self.module = WAYS[way](copy.deepcopy(module))
         self._inputs = inputs
-        self._optimizer = torch.optim.AdamW(self._module.parameters(), lr=1e-4)
+        self._optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-4)
         self._steps = 0
 
     def step(self) -> tuple[float, float]:
@@ -62,7 +63,7 @@ class Loop:
         torch.cuda.synchronize()
         begun = time.perf_counter()
         self._optimizer.zero_grad()
-        loss = self._module(*self._inputs)
+        loss = self.module(*self._inputs)
         loss.backward()
         self._optimizer.step()
         torch.cuda.synchronize()
@@ -78,7 +79,14 @@ def share(all_set_up: Barrier, timing: Lock) -> None:
 
 
 def rows_of(model: str) -> list[Row]:
-    [(all_set_up, timing)] = _of_all
+    try:
+        return timed_rows(model, *_of_all[0])
+    except BaseException:
+        _of_all[0][0].abort()  # the others need not wait
+        raise
+
+
+def timed_rows(model: str, all_set_up: Barrier, timing: Lock) -> list[Row]:
     step = build_step(TrainRequest(model, PlanRequest(), SIZES[model], num_devices=1, cuda=True)).replica("cuda:0")
     loops = {way: Loop(step.module, step.inputs, way) for way in WAYS}
     before = {way: [loop.step() for _ in range(WARM_UP)] for way, loop in loops.items()}
@@ -94,7 +102,8 @@ def rows_of(model: str) -> list[Row]:
         ms = [taken for taken, _ in samples]
         gain = statistics.median(a / b for a, b in zip(eager, ms, strict=True))
         differs = max(abs(a - b) / abs(a) for a, b in zip(losses["eager"], losses[way], strict=True))
-        rows.append({"model": model, "way": way, "samples_ms": ms, "gain": gain, "loss": differs})
+        notes = [note for note in baechi_ext.report(loops[way].module).notes if "graph" in note] if way in PLACED_WAYS else []
+        rows.append({"model": model, "way": way, "samples_ms": ms, "gain": gain, "loss": differs, "notes": notes})
     return rows
 
 

@@ -64,6 +64,8 @@ class Profile(Saved):
     contention: Contention | None = None
     pass_us: tuple[float, ...] = ()
     """Whole passes with no other device at work, in microseconds, where these are not the sums of their ops; empty where they are."""
+    by_op: bool = False
+    """The step can be no CUDA graph, although one was wanted: a thread gives devices its ops one by one."""
 
     def to_json(self) -> dict[str, Any]:
         contention = self.contention
@@ -74,6 +76,7 @@ class Profile(Saved):
             "warmup": self.warmup,
             "contention": None if contention is None else {"devices": contention.devices, "pass_us": list(contention.pass_us)},
             **({"pass_us": list(self.pass_us)} if self.pass_us else {}),
+            **({"by_op": True} if self.by_op else {}),
             "metadata": dict(self.metadata),
             "op_digests": dict(self.op_digests),
             "ops": {
@@ -112,6 +115,7 @@ class Profile(Saved):
             metadata=metadata or {},
             contention=_contention_from_json(value.get("contention")),
             pass_us=_passes_from_json(value.get("pass_us", []), "the profile"),
+            by_op=value.get("by_op", False) is True,
         )
         without = next((id_ for id_, p in profile.ops.items() if not p.contended_us), None)
         if profile.contention is not None and without is not None:
@@ -189,8 +193,8 @@ Host = Literal["none", "one", "each"]
 
 def attach_costs(graph: OpGraph, profile: Profile, *, contended: bool = False, host: Host = "none") -> OpGraph:
     """The graph with each op's time and bytes from `profile`; with `contended` the times beside other devices at work. `host`: one
-    thread is a limit of all ops together, also where no step of the profile was a graph; one for each device makes an op take as long as it
-    takes the host, at least.
+    thread is a limit of all ops together, also where no graph can be made; one for each device makes an op take as long as it takes the
+    host, at least.
 
     Times are built on the least samples, which repeat best from run to run because other programs only ever add to a sample.
     Raises ProfileError where an op has no profile.
@@ -198,8 +202,8 @@ def attach_costs(graph: OpGraph, profile: Profile, *, contended: bool = False, h
     missing = next((op.id for op in graph.ops if op.id not in profile.ops), None)
     if missing is not None:
         raise ProfileError(f"the profile has no op {missing!r}; profile this graph again")
-    if host == "none" and not profile.pass_us and any(costs.issue_us for costs in profile.ops.values()):
-        host = "one"  # no graph came of the step
+    if host == "none" and profile.by_op:
+        host = "one"
     graphs = host == "none"
     times = profile.contended_us(graphs=graphs) if contended else profile.compute_us(graphs=graphs)
     sizes = {id_: {name: getattr(costs, name) for name in _SIZES} for id_, costs in profile.ops.items()}

@@ -170,7 +170,7 @@ def _concluded(
 ) -> HybridResult:
     graph, cluster, found = problem.graph, problem.cluster, best.found
     bound = sum(op.compute_us for op in graph.ops) / sum(device.speed for device in cluster.devices)
-    if all(size == 1 for size, _ in steps):
+    if pinned or len(cluster) == 1:  # there are no larger groups
         bound = max(bound, found.plan.lower_bound_us)
     status = "optimal" if found.predicted_step_us <= bound * (1 + _ROUNDING) else "feasible"
     about = {"method": METHOD, "status": status, "lower_bound_us": bound, "placement_seconds": seconds}

@@ -117,7 +117,7 @@ def test_half_an_hour_is_the_same_in_the_rehearsal_but_for_sizes(python: Path, r
     assert sorted(trained[:4]) == [[f"--model_name={m}", "--split_gpu=2"] for m in ("rnnlm", "rnnlm", "wide_towers", "wide_towers")]
     assert trained[4:] == [
         *([f"--model_name={m}", "--num_gpus=1", *graphs] for m in models for graphs in (["--no_cuda_graphs"], [])),
-        ["--model_name=alexnet", "--num_gpus=1", "--device_memory=12345"],
+        ["--model_name=alexnet", "--num_gpus=1", "--no_cuda_graphs", "--device_memory=12345"],
         *([] if rehearse else [[f"--model_name={m}", "--num_gpus=1"] for m in ("gpt2", "wide_towers")]),
     ]
     split = {c.split("--model_name=")[1].split()[0] for c in commands if "baechi_ext compare " in c}

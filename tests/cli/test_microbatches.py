@@ -83,7 +83,7 @@ def test_given_speeds_are_planned_for(run: Run, tmp_path: Path) -> None:
     notes = json.loads(out)["notes"]
     assert any("2 parts (2, 4 examples)" in note for note in notes)
     assert not any("--device_speeds" in note for note in notes)
-    assert "one device is cpu:0, the first; cpu:1 is 2 times as fast" in notes
+    assert "'one device' is cpu:0, the first; cpu:1 is 2 times as fast" in notes
 
 
 @pytest.mark.parametrize(

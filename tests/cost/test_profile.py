@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baechi_ext.cost import Contention, OpProfile, Profile, attach_costs
+from baechi_ext.cost.profile import Host
 from baechi_ext.errors import FileError, MismatchError, ProfileError
 from baechi_ext.ir import Cluster, Op, OpGraph
 from baechi_ext.place.common import PlaceOptions
@@ -174,3 +175,29 @@ def test_what_a_thread_takes_to_give_ops_to_devices(tmp_path: Path) -> None:
     assert lower_bound_us(attach_costs(graph, profile, host="one"), Cluster.uniform(2)) == 12.0
     single = attach_costs(graph, replace(profile, ops={**ops, "c": OpProfile((5.0,), issue_us=40.0)}), host="one")
     assert not place("auto", single, Cluster.uniform(2), PlaceOptions(time_limit_seconds=1)).splits
+
+
+def test_costs_of_graphs_are_for_graphs_alone() -> None:
+    """Kernels of a graph follow each other more closely than those that a thread gives one by one."""
+    graph = graph_of({"a": 1, "b": 1})
+    ops = {"a": OpProfile((2.0, 2.0), issue_us=6.0), "b": OpProfile((6.0, 6.0), issue_us=7.0)}
+    profile = replace(a_profile(graph), ops=ops, pass_us=(4.0,))
+
+    def costs(host: Host, **fields: Any) -> list[tuple[float, float]]:
+        return [(op.compute_us, op.issue_us) for op in attach_costs(graph, replace(profile, **fields), host=host).ops]
+
+    assert costs("none") == [(1.0, 0.0), (3.0, 0.0)]
+    assert costs("one") == [(2.0, 6.0), (6.0, 7.0)]
+    assert costs("each") == [(6.0, 0.0), (7.0, 0.0)]
+    assert costs("none", pass_us=()) == [(2.0, 0.0), (6.0, 0.0)]
+    assert costs("none", pass_us=(), by_op=True) == costs("one")
+    beside = {id_: replace(op, contended_us=(8.0,)) for id_, op in ops.items()}
+    both = replace(profile, ops=beside, contention=Contention(2, (32.0,)))
+    assert [op.compute_us for op in attach_costs(graph, both, contended=True).ops] == [16.0, 16.0]
+    assert [op.compute_us for op in attach_costs(graph, both, contended=True, host="one").ops] == [2.0, 6.0]
+
+
+def test_a_step_that_can_be_no_graph_comes_back_from_a_file(tmp_path: Path) -> None:
+    profile = replace(a_profile(), by_op=True)
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json", GRAPH) == profile

@@ -3,6 +3,8 @@ what is kept until it is copied, captured and handed out, does not: there device
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,8 @@ from baechi_runtime.torch.lowering.devices import cuda_devices
 from baechi_runtime.torch.lowering.updates import optimizers_by_device
 from baechi_runtime.torch.parity import Masks, check_parity, exact_results, parity_of_kernels, unplaced_results, worst_of
 from baechi_runtime.torch.streams.executor import WARM_UP_STEPS, StreamExecutor, StreamStep
-from baechi_runtime.torch.streams.step_graph import CudaRecorder, why_not_captured
+from baechi_runtime.torch.streams.step_graph import CudaRecorder, too_large, why_not_captured
+from tests.build import graph_of
 from tests.runtime.replaying import HostRecorder, host_devices
 from tests.runtime.workers import finish, start
 from tests.torch_steps import capture, make_step, scattered
@@ -230,3 +233,19 @@ def test_a_value_that_rounding_decides_allows_no_other_to_differ() -> None:
     assert parity_of_kernels(exact, eager, dict(eager)).passed
     assert not parity_of_kernels(exact, eager, {**eager, "output 0": 1.5 * one}).passed
     assert not parity_of_kernels(exact, eager, {**eager, "output 1": ~true}).passed
+
+
+def test_a_graph_is_too_large_for_a_gpu_that_has_less_than_twice_its_memory_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside what is there from the start; parts of one GPU add up."""
+    graph = graph_of({"a": 1, "b": 1}, persistent_bytes={"a": 1000, "b": 10}, temporary_bytes={"a": 2**30, "b": 2**29})
+    timeline = simulate(graph, Cluster.uniform(2), (0, 1))
+    free = {0: 2**31, 1: 2**31}
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (free[gpu.index], 2**40))
+    two: Any = [SimpleNamespace(torch_device=torch.device("cuda", index)) for index in (0, 1)]
+    assert too_large(timeline, two) == ""
+    assert too_large(timeline, two, {torch.device("cuda", 1): float(2**29)}) == ""
+    assert "on cuda:1, more than 50%" in too_large(timeline, two, {torch.device("cuda", 1): float(2**29 + 1)})
+    assert too_large(timeline, two[:1] * 2) == "it would keep 1.5 of the 2 GiB that are free on cuda:0, more than 50%"
+    free[0] -= 1
+    assert "on cuda:0" in too_large(timeline, two)

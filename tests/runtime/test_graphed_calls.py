@@ -169,23 +169,6 @@ def test_without_memory_for_what_a_caller_gets_passes_run_op_by_op(at: int, monk
     assert fragment_of(placed).note == "no CUDA graphs of its passes: there is no memory for copies of what they compute"
 
 
-def test_a_caller_may_change_its_stream() -> None:
-    plain, placed = pair(["cuda:0"])
-    losses = []
-    for module in (plain, placed):
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
-        torch.manual_seed(5)
-        streams = [torch.cuda.Stream() for _ in range(3)]
-        found = []
-        for i, batch in enumerate(batches(12)):
-            torch.cuda.synchronize()
-            with torch.cuda.stream(streams[i % 3]):
-                found.append(ordinary(module, optimizer, batch))
-        torch.cuda.synchronize()
-        losses.append([float(loss) for loss in found])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-
-
 def test_parameters_on_the_host_are_no_part_of_a_graph() -> None:
     torch.manual_seed(0)
     options = {"method": "contiguous", "keep_placed": True, "cache": False, "verify_steps": 0}

@@ -195,3 +195,17 @@ def test_the_error_of_a_median_is_that_of_many_medians() -> None:
     seen = statistics.mean(profiler._error_of(row) for row in passes.tolist())
     assert seen == pytest.approx(medians.std().item() / 1000, rel=0.06)
     assert profiler._error_of([5.0, 5.0, 5.0]) == profiler._error_of([0.0, 0.0, 0.0]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("steps_us", "device_us", "expected"),
+    [
+        ((), 9.0, [2.0, 4.0]),  # nothing to scale by
+        ((12.0, 9.0, 90.0), 9.0, [4.0, 8.0]),  # the host bounds the step, which takes longer than its ops do one by one
+        ((3.0,), 2.0, [1.0, 2.0]),
+        ((12.0,), 12.0, [2.0, 4.0]),  # the device does
+        ((3.0,), 3.0, [1.0, 2.0]),
+    ],
+)
+def test_what_ops_take_the_host_is_what_steps_do(steps_us: tuple[float, ...], device_us: float, expected: list[float]) -> None:
+    assert profiler._as_in_steps([2.0, 4.0], steps_us, device_us) == expected

@@ -72,7 +72,12 @@ class _Proof:
 
     @property
     def closed(self) -> bool:
-        return self.no_plan or self.best_us <= self.bound_us * (1 + _MET) or self.seconds_left <= 0
+        return self.no_plan or self.proven or self.seconds_left <= 0
+
+    @property
+    def proven(self) -> bool:
+        """True once no plan is faster than the best one."""
+        return self.best_us <= self.bound_us * (1 + _MET)
 
     @property
     def seconds_left(self) -> float:
@@ -103,7 +108,7 @@ class _Proof:
             self.bound_us = self.best_us if self.best is not None else self.bound_us
 
     def search_beside_solver(self) -> None:
-        """Searches beside the solver until one of them has a proof; alone where the solver's model would be too large."""
+        """Searches beside the solver until one of them has a proof; not at all where the solver's model would be too large."""
         tensors, k = len(self.task.graph.tensors), len(self.task.cluster)
         if tensors * k * k > _MOST_COPIES:
             self.complaint = f"{tensors} tensors on {k} devices are too many for the solver"
@@ -115,7 +120,7 @@ class _Proof:
                 for message in solver.messages(0.0 if self.search is not None else min(_WAIT_SECONDS, self.seconds_left)):
                     self._hear(message)
                 self._tell()
-            self.complaint = solver.complaint and f"the solver's process failed ({solver.complaint})"
+            self.complaint = solver.complaint and f"the solver's process ended early ({solver.complaint})"
 
     def _solver_task(self) -> dict[str, Any]:
         start: dict[str, Any] = {"placement": None, "start_us": None}
@@ -152,8 +157,8 @@ class _Proof:
         """The plan. Raises InfeasibleError or SolverError where there is none."""
         if self.best is not None:
             found = finish(self.task, self.best, min(self.bound_us, self.best_us))
-            lost = f"{self.complaint}, so neither plan nor bound is the solver's"
-            return replace(found, notes=(*found.notes, lost)) if self.complaint else found
+            lost = f"{self.complaint}, so what more it would have found or proven is missing"
+            return replace(found, notes=(*found.notes, lost)) if self.complaint and not self.proven else found
         if self.no_plan:
             refuse_after_all_tried(self.task.method)
         if self.complaint:

@@ -77,6 +77,8 @@ class SolverProcess:
             message = {"status": "failed"} if line is None else self._read(line)
             self.status = message.get("status")
             if self.status == "failed":
+                if line is not None:
+                    self._process.kill()
                 self.complaint = self._last_words()
             yield message
 

@@ -88,7 +88,7 @@ def on_one_device(cluster: Cluster) -> tuple[str, ...]:
     first, fastest = cluster.devices[0], cluster.devices[cluster.fastest]
     if first.speed == fastest.speed:
         return ()
-    return (f"one device is {first.name}, the first; {fastest.name} is {fastest.speed / first.speed:.3g} times as fast",)
+    return (f"'one device' is {first.name}, the first; {fastest.name} is {fastest.speed / first.speed:.3g} times as fast",)
 
 
 def place_in_parts(

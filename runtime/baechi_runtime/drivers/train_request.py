@@ -278,6 +278,8 @@ class HardwareRequest:
         refuse((self.request.cost_path is None) != (self.measured_on is None), half)
         usual = {f.name: f.default for f in fields(TrainRequest)}
         flags = {"framework": f"framework={self.request.framework}", "run": "train_steps"}
+        if self.request.cuda_graphs is False:
+            flags["cuda_graphs"] = "no_cuda_graphs"
         for name in _OF_RUNNING:
             dropped = f"plans a built-in model of PyTorch's and runs nothing; drop --{flags.get(name, name)}"
             refuse(getattr(self.request, name) != usual[name], f"--hardware={self.hardware} {dropped}")

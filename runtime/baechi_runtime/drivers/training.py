@@ -220,8 +220,6 @@ def recorded(backend: PlacingBackend[C, L], captured: C, loaded: L) -> tuple[str
     request = backend.request
     if request.out is None:
         return ()
-    if request.as_graphs:
-        return (f"no {MEASURED}: in CUDA graphs the ops can't be told apart; run with --no_cuda_graphs to see them",)
     try:
         with progress("recording a step op by op"):
             step = backend.record(captured, loaded)

@@ -179,6 +179,7 @@ class Profiled(Report, frozen=True, kw_only=True, tag="baechi profile"):
     op_digests: dict[str, str]
     ops: dict[str, Object]
     pass_us: list[Number] | UnsetType = UNSET
+    by_op: bool | UnsetType = UNSET
 
 
 class Pair(ProbedLink, frozen=True, kw_only=True):

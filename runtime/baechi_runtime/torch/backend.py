@@ -41,7 +41,7 @@ from baechi_runtime.torch.processes.environment import worker_place
 from baechi_runtime.torch.processes.executor import Executor, Further, LoadedStep, ProcessExecutor, RankCapture, follow
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from baechi_runtime.torch.profiler import FULL, ProfileOptions, profile_step
-from baechi_runtime.torch.streams.executor import executor_of
+from baechi_runtime.torch.streams.executor import StreamStep, executor_of
 from baechi_runtime.torch.streams.step_graph import CudaRecorder
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 
@@ -288,6 +288,8 @@ class TorchBackend(TrainingBackend[Captured, LoadedStep]):
         return measure(self.executor, captured.step, loaded, num_steps=num_steps, on_step=on_step)
 
     def record(self, captured: Captured, loaded: LoadedStep) -> MeasuredStep:
+        if isinstance(loaded, StreamStep) and loaded.is_graph:
+            raise CaptureError("in CUDA graphs the ops can't be told apart; run with --no_cuda_graphs to see them")
         return loaded.record().measured(captured.graph, self.kind)
 
     def trained(self, loaded: LoadedStep) -> Trained:

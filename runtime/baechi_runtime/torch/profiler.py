@@ -107,6 +107,7 @@ def profile_step(executor: Executor, graph: OpGraph, binding: Binding, step: Tra
         },
         contention=contention,
         pass_us=whole,
+        by_op=isinstance(placed, StreamStep) and placed.cannot_be_graph,
     )
 
 

@@ -154,10 +154,10 @@ _DEVICES: dict[str, Flag] = {
     "cuda_graphs": (
         kinds.SWITCH,
         "launch a step (of a script: a pass of a call) as one CUDA graph of all devices, where it can be one (default with --num_gpus "
-        "and --split_gpu, but for --workers=process)",
+        "and --split_gpu, not with --workers=process)",
         None,
     ),
-    "no_cuda_graphs": (kinds.SWITCH, "CUDA devices are given their ops one by one"),
+    "no_cuda_graphs": (kinds.SWITCH, "give CUDA devices their ops one by one"),
     "compile": (kinds.SWITCH, "also measure the unplaced step under torch.compile on one device, and compare the plan with it"),
     "workers": (
         WORKERS,

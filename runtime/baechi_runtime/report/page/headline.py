@@ -116,7 +116,7 @@ def _on_one_device(run: RunFolder) -> Timeline:
     if profile is None or profile.contention is None:
         return one_device_timeline(graph, speed)
     # The graph says if one thread gives all devices their work; where each has its own, or is a core, an op takes no less than its thread.
-    host: Host = "one" if any(op.issue_us for op in graph.ops) else "each"
+    host: Host = "one" if any(op.issue_us for op in graph.ops) else "none" if profile.pass_us else "each"
     return one_device_timeline(attach_costs(graph, profile, host=host), speed)
 
 

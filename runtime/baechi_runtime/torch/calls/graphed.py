@@ -10,6 +10,7 @@ The caller's streams and the graph's wait for each other; the host goes on, as i
 
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
@@ -22,6 +23,7 @@ from baechi_ext.capture.torch_private import copy_together
 from baechi_ext.errors import ExecutionError, first_line
 from baechi_ext.simulate import Timeline
 from baechi_runtime.measure.timing import StepTimes
+from baechi_runtime.measure.turns import disturb_timed
 from baechi_runtime.torch.calls.capturing import CallStep
 from baechi_runtime.torch.calls.phases import PhasedFragment
 from baechi_runtime.torch.lowering.devices import CudaDevice, settle
@@ -176,7 +178,7 @@ class GraphedFragment(PhasedFragment):
         if graphs is not None and graphs.addresses == addresses:
             alike = all((args[i].shape, args[i].dtype) == (own.shape, own.dtype) for i, own in graphs.inputs.items())
             return graphs if alike else None
-        self._graphs = None  # before others are made
+        graphs = self._graphs = None  # before others are made
         elsewhere = {args[i].device for i in self._part.state} - {device.torch_device for device, _, _ in self._programs}
         if elsewhere or self._captures == _MOST_CAPTURES:
             self._refuse(f"its parameters are on {elsewhere.pop()}" if elsewhere else "its parameters move")
@@ -188,9 +190,12 @@ class GraphedFragment(PhasedFragment):
         self._graphs = self._captured_forward(addresses, args)
         return self._graphs
 
-    def _copied_bytes(self, args: Sequence[Tensor]) -> float:
-        """Bytes of the gradients that the graph of the backward pass has, and of their copies for the caller."""
-        return 2.0 * sum(args[i].nbytes for i in self._part.state if args[i].requires_grad)
+    def _copied_bytes(self, args: Sequence[Tensor]) -> dict[torch.device, float]:
+        """On each device the bytes of the gradients that the graph of the backward pass has, and of their copies for the caller."""
+        copied: dict[torch.device, float] = defaultdict(float)
+        for value in (args[i] for i in self._part.state if args[i].requires_grad):
+            copied[value.device] += 2.0 * value.nbytes
+        return copied
 
     def _captured_forward(self, addresses: tuple[int, ...], args: Sequence[Tensor]) -> _Graphs | None:
         home = next((a.device for a in args if a.is_cuda), self._origin.torch_device)
@@ -226,6 +231,7 @@ class GraphedFragment(PhasedFragment):
     def _captured(self, together: RunTogether, work: Callable[[], None]) -> Callable[[], None] | None:
         """The graph of a pass; None where it can be none, and `why_not` says why."""
         settle(self._executor.devices)
+        disturb_timed()
         try:
             return cast(WalkTogether, together).captured(work, self._origin)
         except ExecutionError as e:

@@ -85,11 +85,6 @@ class Phases(ABC):
         """The devices of this process: each with its programs of both phases, and the (slot, argument) of what these read."""
 
     @property
-    def warm_up(self) -> int:
-        """The number of calls, from the first, whose times tell nothing of later ones."""
-        return 0
-
-    @property
     def note(self) -> str:
         """On how the passes are run; empty where there is nothing to say."""
         return ""
@@ -205,11 +200,6 @@ class PhasedFragment(Phases):
         super().__init__(timeline, call, fragment, step)
         self._executor = executor
         self._load()
-
-    @property
-    def warm_up(self) -> int:
-        """See Phases."""
-        return self._executor.warm_up
 
     def _load(self) -> None:
         devices = self._executor.devices[: len(self._timeline.cluster)]

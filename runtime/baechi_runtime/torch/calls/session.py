@@ -424,7 +424,7 @@ class Session:
         if fragment.verification.is_due(fragment.count):
             self.lead.disturb()
             return verified_run(loaded, args, fragment.count, fragment.verification, partial(self._differs, members=group.members))
-        if fragment.count <= loaded.placed.warm_up or (loaded.recorder is not None and loaded.recorder.is_next()):
+        if loaded.recorder is not None and loaded.recorder.is_next():
             self.lead.disturb()
         try:
             return loaded.run(args)

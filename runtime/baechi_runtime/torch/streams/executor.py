@@ -54,6 +54,8 @@ class StreamStep(PlacedStep):
         self.limits: Sequence[CudaMemoryLimit] = ()
         self.why_not = "" if executor.recorder is None else why_not_captured(timeline, context.binding, context.optimizers)
         """Why the step is no graph, where one was wanted."""
+        self.cannot_be_graph = self.why_not != ""
+        """It was wanted, and memory is not the reason."""
 
     @property
     def is_graph(self) -> bool:
@@ -77,6 +79,7 @@ class StreamStep(PlacedStep):
             self.why_not = too_large(self.timeline, self._devices)
             if not self.why_not:
                 self._capture(make)
+                self.cannot_be_graph = not self.is_graph
         if self._replay is None:
             self._loss = self._loss_in(self._by_op(self.empty()))
         else:
@@ -195,8 +198,6 @@ class StreamExecutor(ThreadExecutor):
     """CUDA devices of this process, and the thread that gives them their work. With a recorder, placed steps become graphs."""
 
     devices: tuple[CudaDevice, ...]
-    warm_up = WARM_UP_STEPS + 2
-    """Ops are timed in these, and then both passes of a call captured, one a step later than the other at most."""
 
     def __init__(self, devices: Sequence[CudaDevice], timeout_seconds: float = 300.0, recorder: MakeRecorder | None = None) -> None:
         self.recorder = recorder

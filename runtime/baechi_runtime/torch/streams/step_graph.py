@@ -77,9 +77,11 @@ class CudaRecorder:
             give_up_capture(device.index, pool)
             with contextlib.suppress(RuntimeError):
                 graph.reset()
-                other = torch.cuda.CUDAGraph()
+            other = torch.cuda.CUDAGraph()
+            with contextlib.suppress(RuntimeError):
                 other.capture_begin(capture_error_mode="thread_local")
                 torch.zeros(1, device=device)
+            with contextlib.suppress(RuntimeError):
                 other.capture_end()
 
     def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -104,12 +106,12 @@ def why_not_captured(timeline: Timeline, binding: Binding, optimizers: Mapping[s
     return f"{type(counting).__name__} counts its steps on the host" if counting is not None else ""
 
 
-def too_large(timeline: Timeline, devices: Sequence[TorchDevice], copied_bytes: float = 0.0) -> str:
+def too_large(timeline: Timeline, devices: Sequence[TorchDevice], copied_bytes: Mapping[torch.device, float] | None = None) -> str:
     """The reason why a graph would keep too much of a GPU's memory; empty where it would not. It stays taken while the graph is there, by
     all that a step holds at a time beside what is there from the start, and `copied_bytes` besides; what torch's allocator keeps of free
     memory is given back first."""
     torch.cuda.empty_cache()
-    needed = dict.fromkeys((device.torch_device for device in devices), copied_bytes)
+    needed = {device.torch_device: (copied_bytes or {}).get(device.torch_device, 0.0) for device in devices}
     for device, peak in zip(devices, timeline.peak_memory_bytes, strict=True):
         needed[device.torch_device] += peak
     for op, d in zip(timeline.graph.ops, timeline.placement, strict=True):

@@ -13,6 +13,7 @@ import torch
 
 from baechi_ext.errors import BaechiError
 from baechi_ext.simulate import Timeline
+from baechi_runtime.measure.turns import disturb_timed
 from baechi_runtime.torch.lowering.devices import CudaDevice
 from baechi_runtime.torch.lowering.op_error import OpError, OpFailure
 from baechi_runtime.torch.lowering.ops import Action, LoweredProgram, Segment, Slots
@@ -193,6 +194,8 @@ class Walk:
     def run(self, slots: Sequence[Slots]) -> Sequence[float]:
         """Runs the programs, and waits for the devices; returns `busy_us`. Raises OpFailure where an op fails."""
         self.runs += 1
+        if self.runs <= WARM_UP_STEPS:
+            disturb_timed()
         if 1 < self.runs <= WARM_UP_STEPS:
             self.time_ops(slots)
         else:

@@ -234,8 +234,6 @@ class ThreadExecutor:
 
     shared_memory = True
     """All devices are in one process."""
-    warm_up = 0
-    """The number of a call's or step's first runs whose times tell nothing of later ones."""
 
     def __init__(self, devices: Sequence[TorchDevice], timeout_seconds: float = 300.0) -> None:
         keep_freed_memory()
