@@ -136,7 +136,7 @@ def test_steps_of_the_warm_up_are_not_held_against_placing() -> None:
         functional.cross_entropy(placed(x), y).backward()
         for group in call_of(placed).session.groups:  # type: ignore[union-attr]
             timed[group.members[0].count] = len(group.turns.placed_us)
-    assert timed[5] == 0 < timed[max(timed)]
+    assert timed[4] == 0 < timed[max(timed)]  # the fourth makes the graphs
 
 
 def test_graphs_leave_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
