@@ -9,7 +9,7 @@ import torch
 from baechi_runtime.torch.calls.graphed import GraphedFragment
 from baechi_runtime.torch.streams.step_graph import CudaRecorder
 from tests.cuda_stub import kernels
-from tests.runtime.graphed_loops import batches, fragment_of, ordinary, pair, siamese, train
+from tests.runtime.graphed_loops import fragment_of, ordinary, pair, siamese, train
 
 devices = pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cuda:1"]], ids=["one GPU", "two GPUs"])
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method")
@@ -51,32 +51,6 @@ def test_a_forgotten_wait_would_be_found(devices: list[str], monkeypatch: pytest
     except Exception:  # noqa: BLE001 - of a verified call, or of a kernel, whose operand is nonsense
         return
     assert found != pytest.approx(expected, rel=1e-4)
-
-
-def outputs_on_streams(seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Those of a module as it is, and of the same placed, called on two streams in turn that wait for nothing."""
-    plain, placed = pair(["cuda:0"])
-    for module in (plain, placed):
-        train(module, ordinary)
-    batches_of = [x for x, _ in batches(8)]
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    expected = [plain(x).detach() for x in batches_of]
-    torch.cuda.synchronize()
-    kernels.order(seed)
-    found = []
-    for i, x in enumerate(batches_of):
-        with torch.cuda.stream(streams[i % 2]):
-            found.append(placed(x).detach())
-    torch.cuda.synchronize()
-    kernels.order(None)
-    return expected, found
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_caller_may_change_its_stream(seed: int) -> None:
-    expected, found = outputs_on_streams(seed)
-    for a, b in zip(expected, found, strict=True):
-        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
 
 
 @devices
