@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -70,7 +70,7 @@ def guard_the_unguarded(
     for guard in list(guards):
         guards.add(Guard(guard.originating_source, strict))
         if modules and guard.create_fn_name() == "EMPTY_NN_MODULE_HOOKS_DICT":
-            guards.add(Guard(guard.originating_source, partial(_without_hooks, modules[0])))
+            guards.add(Guard(guard.originating_source, partial(_without_hooks, modules[0], {id(m) for m in modules})))
     unguarded: list[tuple[Callable[[object], bool], str]] = [
         (_GlobalHooks(), "hooks of all modules"),
         (_Members(own), "members of modules' classes"),
@@ -178,17 +178,19 @@ class _Gradients:
         return [p is not None and p.requires_grad for registry in self._registries for p in registry.values()]
 
 
-def _without_hooks(root: "torch.nn.Module", builder: Any, guard: Any) -> None:
-    """Guards that a module has no hooks, as TorchDynamo does if it is told to. What is reached through `root` itself `_Hooks` looks at;
-    other frames, such as a layer's forward, are run for one layer after the other of a class."""
+def _without_hooks(first: "torch.nn.Module", known: Collection[int], builder: Any, guard: Any) -> None:
+    """Guards that a module has no hooks, as TorchDynamo does if it is told to. At those with `known` ids that are reached through the first
+    of them `_Hooks` looks; layers in a plain list are not registered, and other frames, such as a layer's forward, are run for one layer
+    after the other of a class."""
     source = guard.originating_source
-    while hasattr(source, "base"):
-        source = source.base
     try:
-        given = builder.get(type(guard)(source, _strict))
+        owner = builder.get(type(guard)(source.base, _strict))
+        while hasattr(source, "base"):
+            source = source.base
+        root = builder.get(type(guard)(source, _strict))
     except Exception:  # noqa: BLE001 - of a source that can't be read there is nothing to add
         return
-    if given is not root and getattr(given, "__self__", None) is not root:
+    if id(owner) not in known or getattr(root, "__self__", root) is not first:
         builder.SEQUENCE_LENGTH(guard)
 
 

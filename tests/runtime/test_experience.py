@@ -13,7 +13,7 @@ from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.torch.calls import fragments
 from baechi_runtime.torch.calls.capturing import MANY_OPS, SMALL_US, TINY_OP_US, backward_ops, why_too_small
-from baechi_runtime.torch.calls.experience import Experience, Verdict
+from baechi_runtime.torch.calls.experience import Experience, Verdict, _parts
 from baechi_runtime.torch.calls.fragments import Prepared
 from baechi_runtime.torch.calls.module_call import call_of
 from baechi_runtime.torch.lowering.devices import cpu_devices
@@ -144,3 +144,18 @@ def test_what_is_too_small() -> None:
     assert why_too_small(long, [y]) == ""
     assert why_too_small(long / 2, [y.exp().sin()], [y, 3]) == ""  # what comes before it is not its own
     assert why_too_small(long / 2, [y, 3, None]) == "its ops are too small to gain: 1000 with a gradient, 25 us each in the forward pass"
+
+
+def test_a_verdict_is_for_the_same_numbers_and_autocast() -> None:
+    """How often a shared block runs may be an attribute or an argument."""
+
+    def parts(times: int, *more: object) -> list[object]:
+        module = nn.Sequential(nn.Linear(4, 4))
+        module.times = times
+        return _parts(module, ((torch.zeros(2, 4), *more), {}))
+
+    assert parts(1) == parts(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        under = parts(1)
+    found = [parts(1), parts(200), parts(1, 3), parts(1, 300), parts(1, None), under]
+    assert len({str(each) for each in found}) == len(found)

@@ -13,6 +13,7 @@ import torch
 from msgspec import ValidationError, convert
 from torch import Tensor, fx, nn
 
+from baechi_ext.capture.torch_autocast import autocast_now
 from baechi_ext.capture.torch_joint import Binding, BoundOp
 from baechi_ext.capture.torch_private import tree_flatten
 from baechi_ext.ir.made_by import versions
@@ -29,6 +30,7 @@ from baechi_runtime.torch.lowering.devices import TorchDevice
 ANEW = "--no_cache, or cache=False, asks again"
 _FILE = "verdicts/{}.json"
 _MOST_BYTES = 16 * 1024 * 1024
+_PLAIN = (int, float, str, bool, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +100,26 @@ def keep_verdict(folder: Path, key: str, verdict: Verdict) -> str:
 
 
 def _parts(module: nn.Module, arguments: tuple[Any, Any]) -> list[Any]:
-    """The parts of a key for a module's calls: class, source code, structure, tensors, arguments, and torch's number of threads."""
+    """The parts of a key for a module's calls: class, source code, structure, attributes, tensors, arguments, autocast, and torch's number
+    of threads."""
     kind = type(module)
     leaves = [_seen(leaf) for leaf in tree_flatten(arguments)[0]]
+    plain = [(name, _plain(m)) for name, m in module.named_modules()]
     state = [(name, _seen(value)) for name, value in (dict(module.named_parameters()) | dict(module.named_buffers())).items()]
     written = hashlib.sha256("".join(sorted({_source(type(m)) for m in module.modules()})).encode()).hexdigest()
-    return [f"{kind.__module__}.{kind.__qualname__}", written, repr(module), state, leaves, torch.get_num_threads()]
+    surrounded = [str(autocast_now()), torch.get_num_threads()]
+    return [f"{kind.__module__}.{kind.__qualname__}", written, repr(module), plain, state, leaves, *surrounded]
 
 
 def _seen(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {value.dtype} {value.device} {value.requires_grad}"
-    return type(value).__name__
+    return repr(value) if isinstance(value, _PLAIN) else type(value).__name__
+
+
+def _plain(module: nn.Module) -> dict[str, str]:
+    """The numbers and texts among a module's own attributes: how often forward does something may be one."""
+    return {name: repr(value) for name, value in vars(module).items() if isinstance(value, _PLAIN) and name[0] != "_"}
 
 
 def _source(kind: type) -> str:
@@ -142,6 +152,7 @@ def _surroundings(choices: Mapping[str, Any], devices: Sequence[TorchDevice]) ->
         "devices": [(d.name, str(d.torch_device), d.clock_name, d.share, d.node) for d in devices],
         "versions": versions(),
         "numbers": (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()),
+        "cudnn": (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark),
         "choices": dict(choices),
     }
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from baechi_ext.capture.torch_autocast import autocast_now, under
 from baechi_ext.capture.torch_fragments import CapturedFragment
@@ -23,7 +23,7 @@ from baechi_ext.errors import BaechiError, CaptureError
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.torch.calls.phases import Phases
 from baechi_runtime.torch.calls.recording import CallRecorder
-from baechi_runtime.torch.lowering.random_state import drawing_from, set_state, state_of
+from baechi_runtime.torch.lowering.random_state import RandomState, drawing_from, set_state, state_of
 
 Gradients = Mapping[int, Tensor]
 """Gradients by argument."""
@@ -36,6 +36,25 @@ _FREED = (
     "backward pass"
 )
 _TIMES = 200
+
+
+def share_memory(written: Iterable[int], args: Sequence[Tensor]) -> bool:
+    """True if one of the arguments `written` lies on memory of another argument that is no parameter."""
+    spans: dict[int, list[tuple[int, int, int]]] = {}
+    for i in written:
+        spans.setdefault(args[i].untyped_storage().data_ptr(), []).append((i, *_span(args[i])))
+    for i, a in enumerate(args):
+        if type(a) is not nn.Parameter and a.layout == torch.strided and (others := spans.get(a.untyped_storage().data_ptr())):
+            begin, end = _span(a)
+            if any(j != i and begin < its_end and its_begin < end for j, its_begin, its_end in others):
+                return True
+    return False
+
+
+def _span(a: Tensor) -> tuple[int, int]:
+    """The addresses of its first byte and behind its last one; equal where it has none."""
+    last = sum((size - 1) * stride for size, stride in zip(a.shape, a.stride(), strict=True)) if a.numel() else -1
+    return a.data_ptr(), a.data_ptr() + (last + 1) * a.element_size()
 
 
 @dataclass(frozen=True)
@@ -80,19 +99,27 @@ class _Call:
         self.placed = loaded.placed if self.recorded is None else self.recorded
         self.random: Tensor | None = None
         """The generator's state before the call, where it draws random numbers."""
+        self.foreign: RandomState | None = None
+        """The state of all generators, where it calls ops of others, which may draw unseen."""
         self.apart = _Apart(loaded.part)
+        self._starts: dict[int, Tensor] = {}
+        """The wanted arguments as another run was given them."""
         self.autocast = autocast_now()
 
     def forward(self) -> list[Tensor]:
         part, args = self.loaded.part, self.args
         if part.draws_on is not None:
             self.random = state_of(part.draws_on)
+        if part.calls_others:
+            self.foreign = RandomState()
         self._before = {i: args[i].detach().clone() for i in self.loaded.counted if i in part.consumed}
         try:
             outputs, self.kept, self._forward_times = self.placed.forward(args)
         except BaechiError:
             if part.draws_on is not None and self.random is not None:
                 set_state(part.draws_on, self.random)
+            if self.foreign is not None:
+                self.foreign.restore()
             raise
         if self.loaded.counted:
             torch.autograd.graph.increment_version([args[i] for i in self.loaded.counted])
@@ -152,7 +179,8 @@ class _Call:
 
     def _let_go(self) -> None:
         """Whoever keeps the loss has this call, but no more of its batch than unplaced."""
-        self.kept, self.args, self.check, self.random, self._before = None, (), None, None, {}
+        self.kept, self.args, self.check, self.random = None, (), None, None
+        self._before, self._starts, self.foreign = {}, {}, None
 
     def _unplaced(self, tangents: Sequence[Tensor | None], *, recorded: bool) -> Gradients:
         """The gradients from another run of the fragment as the user's code runs it; `recorded`, for create_graph=True, they have gradients
@@ -162,23 +190,32 @@ class _Call:
         if any(i not in outputs for i in used):
             raise RuntimeError("gradients of gradients through views that a placed call returned can't be had; return copies (.clone())")
         with self.apart.cut(outputs, used):
+            starts = [self._starts[i] for i in self.wanted]
             found = torch.autograd.grad(
-                [outputs[i] for i in used], [self.args[i] for i in self.wanted], [*used.values()], allow_unused=True, create_graph=recorded
+                [outputs[i] for i in used], starts, [*used.values()], allow_unused=True, create_graph=recorded
             )
         return {i: g for i, g in zip(self.wanted, found, strict=True) if g is not None}
 
     def run_again(self) -> dict[int, Tensor]:
-        """The outputs, by their numbers, of another run of the fragment as the user's code runs it, from the same random state."""
+        """The outputs, by their numbers, of another run of the fragment as the user's code runs it, from the same random state.
+
+        It starts from aliases of the arguments: gradients of one that another was computed from have no part that goes through the other,
+        which the caller's own backward pass adds.
+        """
         if not self.args:
             raise RuntimeError(_FREED)
         written = self.loaded.part.written
         self._require_unchanged([i for i in range(len(self.args)) if i not in written], list(self._outputs))
         buffers = {i: self._before.get(i, self.args[i]).detach().clone() for i in written}
-        args = [buffers.get(i, a) for i, a in enumerate(self.args)]
         with torch.enable_grad(), outside_vmap(), ExitStack() as stack:
+            self._starts = {i: a.view_as(a) if a.layout == torch.strided else a for i in self.wanted for a in (self.args[i],)}
+            args = [buffers.get(i, self._starts.get(i, a)) for i, a in enumerate(self.args)]
             stack.enter_context(under(self.autocast))
             if self.random is not None and (device := self.loaded.part.draws_on) is not None:
                 stack.enter_context(drawing_from(self.random, device))
+            if self.foreign is not None:
+                stack.callback(RandomState().restore)
+                self.foreign.restore()
             return self.loaded.part.outputs_among(self.loaded.graph(*args))
 
     def _require_unchanged(self, read: Iterable[int], outputs: Iterable[int]) -> None:

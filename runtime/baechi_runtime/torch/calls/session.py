@@ -50,7 +50,7 @@ from baechi_runtime.torch.calls.capturing import (
 )
 from baechi_runtime.torch.calls.experience import Experience, Verdict
 from baechi_runtime.torch.calls.fragments import LiveFragment, Made, PlacedGroup, Prepared, Settings
-from baechi_runtime.torch.calls.placed_function import LoadedFragment
+from baechi_runtime.torch.calls.placed_function import LoadedFragment, share_memory
 from baechi_runtime.torch.calls.placing import KEPT, begin_search, place_alike, place_call
 from baechi_runtime.torch.calls.recording import CallRecorder
 from baechi_runtime.torch.calls.tracing import TraceLog
@@ -66,7 +66,7 @@ _FIRST = "the first call of its kind"
 SEARCHED_FOR = "its plan was being searched for"
 ASIDE = "its plan was searched for while training went on unplaced"
 SINGLE_OPS = "a mode or hooks that see single ops were active"
-ONE_BUFFER = "two of its buffers, both of which it changes, have become one"
+ONE_BUFFER = "a buffer that it changes has come to share memory with another of its tensors"
 """TorchDynamo does not look at that, and a plan would write one value over the other."""
 _EARLY = 16
 """Calls of a module in which what is too small is no reason to give all up: to warm up a script may take one example."""
@@ -416,7 +416,7 @@ class Session:
         group.ran.add(id(fragment))
         if group.mode == PLAIN:
             return self.run_plain(fragment, args, self.why_plain() or PLAIN_TURN)
-        if len({id(args[i]) for i in loaded.part.written}) < len(loaded.part.written):
+        if loaded.part.written and share_memory(loaded.part.written, args):
             self.lead.disturb()
             return self.run_plain(fragment, args, ONE_BUFFER)
         fragment.count += 1
@@ -460,6 +460,8 @@ class Session:
     def give_up(self, error: BaechiError, members: Sequence[LiveFragment]) -> None:
         """Run these fragments as they are from now on, and say so once. Raises the error if `strict`, or if workers drifted or got lost."""
         self.lead.leave()
+        if isinstance(error, ExecutionError):
+            self._experience = None  # what happened once is nothing that later runs should go by
         for f in members:
             f.why_not, f.loaded, f.was = str(error), None, None
         whole = all(f.why_not for f in self.fragments)

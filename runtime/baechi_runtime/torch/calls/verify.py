@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from baechi_ext.capture.torch_private import backward_again, dispatched
 from baechi_ext.errors import BaechiError, ParityError
+from baechi_runtime.host.generators import python_generators_kept
 from baechi_runtime.measure.comparator import SHARE as SHARE_OF_LARGEST
 from baechi_runtime.measure.parity_result import UNPLACED_RANDOMNESS, in_json, require_parity
 from baechi_runtime.torch.calls.capturing import FULL_PRECISION
@@ -138,7 +139,7 @@ def verified_run(
     shadows = [kept[i].clone() if i in kept else a.detach().requires_grad_(a.requires_grad) for i, a in enumerate(args)]
     exact = _Doubles(loaded, args, kept, is_wanted=goes_by_doubles(args, verification.tolerance))
     try:
-        with one_thread(), torch.enable_grad(), exact.noting_masks():
+        with one_thread(), torch.enable_grad(), exact.noting_masks(), python_generators_kept():
             expected = loaded.graph(*shadows)
     except Exception:  # noqa: BLE001 - whatever it is, the user's own call raises it, behind the changes that were made before
         restore(args, {}, before)
