@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import sys
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -175,6 +176,15 @@ def test_methods_that_have_no_plan_say_why() -> None:
     assert list(compared) == ["m_etf"]
     assert "single: " in repr(compared)
     assert "memory" in compared.refusals["single"] or "bytes" in compared.refusals["single"]
+
+
+def test_a_method_whose_package_is_not_here_leaves_the_others_their_rows(run: baechi_ext.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    compared = run.compare("metis", "m_etf")
+    assert list(compared) == ["m_etf"]
+    assert "pip install pymetis" in compared.refusals["metis"]
+    with pytest.raises(OptionError, match="unknown method 'm_et'"):
+        run.compare("metis", "m_et")
 
 
 # A cell of a notebook

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from baechi_ext.cost.hardware import Hardware, costs_on, hardware_named
-from baechi_ext.errors import InfeasibleError, OptionError
+from baechi_ext.errors import BaechiError, InfeasibleError, OptionError
 from baechi_ext.ir import Cluster, Link, OpGraph, Plan
 from baechi_ext.ir.files import make_folder, require_writable, write_text
 from baechi_ext.ir.hints import Pin
@@ -75,7 +75,7 @@ class Run:
 
     @cached_property
     def single_us(self) -> float:
-        """Microseconds of the predicted step on one device, the first, with the others idle."""
+        """Microseconds of the predicted step on one device, the fastest, with the others idle."""
         return self._step.single_on(self.cluster).makespan_us
 
     @property
@@ -141,7 +141,7 @@ class Run:
             try:
                 of_all = f" ({number} of {len(names)})"
                 runs[request.method] = self if request == self._request else self._planned(request, self.cluster, of_all)
-            except InfeasibleError as e:
+            except BaechiError as e:  # of whatever kind, it is the method's own: requests are checked before
                 refusals[request.method] = str(e)
         return Compared(runs, refusals)
 
