@@ -13,6 +13,8 @@ from baechi_ext.errors import BaechiError
 from baechi_ext.ir.files import read_json, write_json
 
 FRAMEWORKS = ("torch", "tensorflow")
+CONFIG = "config.toml"
+"""The file in a run's folder that has the flags of the command that made it."""
 T = TypeVar("T")
 
 

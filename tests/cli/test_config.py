@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baechi_ext.errors import BaechiError
-from baechi_ext.ir.made_by import MadeBy
+from baechi_ext.ir.made_by import CONFIG, MadeBy
 from baechi_runtime.cli.flags import config
 from baechi_runtime.cli.main import parsed
 
@@ -182,7 +182,7 @@ def test_what_a_run_keeps_repeats_it(tmp_path: Path, line: list[str]) -> None:
     source = file_of(tmp_path, 'model_name = "nasnet"\nbatch_size = 2\nresidual = false\nlogdir = "x"', "source.toml")
     args = parsed(["train", *(word.replace("FILE", str(source)) for word in line)])
     made_by = MadeBy(args.command, {"baechi": "1", "python": "3"})
-    (tmp_path / config.FILE).write_text(config.text_of(str(tmp_path), "train", config.settings(args), made_by), encoding="utf-8")
+    (tmp_path / CONFIG).write_text(config.text_of(str(tmp_path), "train", config.settings(args), made_by), encoding="utf-8")
     again = asked("train", f"--config={tmp_path / 'config.toml'}")
     assert again == {name: value for name, value in vars(args).items() if name not in IGNORED}
     assert (tmp_path / "config.toml").read_text().startswith("# baechi 1, Python 3\n# baechi train ")

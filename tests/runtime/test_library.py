@@ -63,7 +63,10 @@ def test_a_plan_is_what_the_command_makes_and_what_it_simulates_to(run: baechi_e
     assert dict(zip(graph.index, run.plan.placement, strict=True)) == planned["placement"]
     assert simulate(graph, run.cluster, run.plan.placement, run.plan.priority).makespan_us == run.step_us
     assert run.speedup == pytest.approx(graph.total_compute_us() / run.step_us)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("num_devices = 2\n")
     run.save(tmp_path / "run")
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"graph.json", "plan.json"}
     simulated = commanded("simulate", tmp_path / "run" / "graph.json", tmp_path / "run" / "plan.json")
     assert (simulated["makespan_us"], simulated["violations"]) == (run.step_us, [])
     assert commanded("explain", tmp_path / "run")["step_us"] == run.step_us == run.explain().findings.to_json()["step_us"]
@@ -110,6 +113,18 @@ def test_what_if_on_hardware_that_is_not_here() -> None:
         here.what_if(devices="4", hardware="h100")
     with pytest.raises(OptionError, match="unknown hardware 'b300'"):
         here.what_if(hardware="b300")
+
+
+def test_hardware_that_is_not_here_is_split_for_more_than_hardly_anything(tmp_path: Path) -> None:
+    """Two ops, of which the second is 2% of the step: as for measured costs, less than 5% is no reason to split."""
+    two = graph_of({"a": 1000.0, "b": 20.0})
+    graph = two.replace_ops([replace(op, flop=flop, moved_bytes=8) for op, flop in zip(two.ops, (67_000_000_000, 10**9), strict=True)])
+    run = baechi_ext.plan(graph, devices="2xh100")
+    assert run.plan.placement == (0, 0)
+    assert "verdict: do not split" in "\n".join(run.notes)
+    graph.save(tmp_path / "graph.json")
+    assert commanded("place", tmp_path / "graph.json", "--hardware=h100", "--num_devices=2")["placement"] == {"a": 0, "b": 0}
+    assert baechi_ext.plan(graph, devices=2).plan.placement == (0, 1)
 
 
 def test_a_cluster_may_be_in_a_file(tmp_path: Path) -> None:

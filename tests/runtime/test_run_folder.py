@@ -1,6 +1,8 @@
 """RunFolder: what a run left is read back; what is missing or of another run is said."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +101,16 @@ def test_what_an_earlier_run_left_goes_and_nothing_else(tmp_path: Path) -> None:
     begin_run(tmp_path)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     assert left == {*own, "placed_1", "placed_3", "placed_5", *(f"placed_1/{name}.json" for name in ("graph", "measured"))}
+
+
+def test_what_an_earlier_run_left_and_can_not_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(path: Path, **_: object) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+
+    kept(tmp_path)
+    monkeypatch.setattr(Path, "unlink", busy)
+    with pytest.raises(FileError, match=r"cannot remove .*\.json', which .* left: Device or resource busy; choose another --out"):
+        begin_run(tmp_path)
 
 
 def test_a_folder_is_of_its_last_run(tmp_path: Path) -> None:

@@ -164,16 +164,24 @@ def is_of_a_run(name: str) -> bool:
 def begin_run(folder: Path) -> None:
     """Makes the folder, or removes what an earlier run left there, before another one writes its plan: what is not written again would be
     of another run, and what was half written as that was killed is nobody's. Files that no run writes stay. Raises FileError where nothing
-    can be written."""
+    can be written, or something not removed."""
     make_folder(folder)
     for path in list(folder.iterdir()):
         half = _HALF_WRITTEN.fullmatch(path.name)
         if is_of_a_run(half[1] if half else path.name) and not path.is_dir():
-            path.unlink(missing_ok=True)
+            remove(path)
         elif _FURTHER.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             begin_run(path)
             with contextlib.suppress(OSError):  # something else is in there
                 path.rmdir()
+
+
+def remove(path: Path) -> None:
+    """Removes a file of an earlier run, where there is one. Raises FileError."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as e:
+        raise FileError(f"cannot remove {str(path)!r}, which an earlier run left: {e.strerror}; choose another --out") from e
 
 
 def save_plan(folder: Path, plan: Plan, graph: OpGraph, profile: Profile | None, made_by: MadeBy) -> None:

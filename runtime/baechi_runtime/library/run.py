@@ -13,7 +13,7 @@ from baechi_ext.errors import BaechiError, InfeasibleError, OptionError
 from baechi_ext.ir import Cluster, Link, OpGraph, Plan
 from baechi_ext.ir.files import make_folder, require_writable, write_text
 from baechi_ext.ir.hints import Pin
-from baechi_ext.ir.made_by import MadeBy
+from baechi_ext.ir.made_by import CONFIG, MadeBy
 from baechi_ext.ir.numbers import bytes_of, device_count, size_in_bytes
 from baechi_ext.options import ApplyOptions
 from baechi_ext.place.common import PlanResult
@@ -21,7 +21,7 @@ from baechi_ext.place.registry import METHODS
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.comparison import Comparison
 from baechi_runtime.drivers.pipeline import PlanRequest
-from baechi_runtime.files.run_folder import PAGE, RunFolder
+from baechi_runtime.files.run_folder import PAGE, RunFolder, remove
 from baechi_runtime.library.steps import Step, of_graph
 from baechi_runtime.report import cell
 from baechi_runtime.report.elsewhere import Elsewhere
@@ -173,6 +173,7 @@ class Run:
         where costs were measured profile.json. Files of an earlier run there go. Raises FileError."""
         make_folder(Path(path))
         self._step.placement(self._result).save(Path(path), MadeBy())
+        remove(Path(path) / CONFIG)  # its flags are not what this plan was made by
 
     def report(self, path: str | Path) -> Path:
         """Writes the page of the step, one HTML file that needs nothing else, and returns where it is: `path`, or report.html in that
@@ -272,7 +273,7 @@ class Compared(Mapping[str, Run]):
 def on_hardware(graph: OpGraph, request: PlanRequest, target: Hardware, cluster: Cluster) -> Run:
     """The graph planned for a cluster of published hardware, with the costs that its counts take there, and what that rests on as notes.
     Raises ProfileError where ops have no counts, and what planning raises."""
-    there = of_graph(costs_on(graph, target))
+    there = replace(of_graph(costs_on(graph, target)), costs_given=False)
     result = there.plan(request, cluster)
     facts = Elsewhere(target, None, there.single_on(cluster), there.graph).facts(result)
     return Run(there, request, replace(result, notes=(*result.notes, *(f"{name}: {fact}" for name, fact in facts.items()))))

@@ -45,12 +45,14 @@ class Step:
     alone: OpGraph
     """With the costs of a device that works alone."""
     profile: Profile | None = None
-    """None where the graph came with its costs."""
+    """None where costs were not measured."""
+    costs_given: bool = False
+    """The graph came with its costs: a plan is held to them, and every gain counts."""
 
     def plan(self, request: PlanRequest, cluster: Cluster, number: str = "") -> PlanResult:
         """The step's plan on these devices. Raises what `pipeline.plan` raises."""
         result = pipeline.plan_watched(self.graph, cluster, request, pipeline.plan, number)
-        if self.profile is None:
+        if self.costs_given:
             return result
         return pipeline.whole_if_faster(result, self.graph, cluster, request, self.single_on(cluster))
 
@@ -95,7 +97,7 @@ def _known(options: ApplyOptions, names: Sequence[str], what: str) -> dict[str, 
 
 def of_graph(graph: OpGraph) -> Step:
     """The step of a costed graph."""
-    return Step(name=graph.name or "graph", graph=graph, alone=graph)
+    return Step(name=graph.name or "graph", graph=graph, alone=graph, costs_given=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from baechi_ext.errors import InfeasibleError, legible
 from baechi_ext.ir.files import make_folder, write_text
-from baechi_ext.ir.made_by import MadeBy, signed
+from baechi_ext.ir.made_by import CONFIG, MadeBy, signed
 from baechi_runtime.cli.flags import config
 from baechi_runtime.host.error_line import error_line
 
@@ -69,7 +69,7 @@ class Output:
         if folder is not None:
             text = config.text_of(folder, command, self.settings, self.made_by)
             make_folder(Path(folder))
-            write_text(Path(folder) / config.FILE, text)
+            write_text(Path(folder) / CONFIG, text)
 
 
 def fail(message: str, code: int) -> int:

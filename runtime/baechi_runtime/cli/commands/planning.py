@@ -30,6 +30,8 @@ def place(request: PlaceRequest, output: Output) -> int:
         elsewhere = Elsewhere(request.hardware, source, one_device_timeline(graph, cluster.devices[cluster.fastest].speed), graph)
     with output.infeasible_printed():
         result = pipeline.plan_watched(graph, cluster, request.plan, pipeline.plan)
+        if elsewhere is not None:
+            result = pipeline.whole_if_faster(result, graph, cluster, request.plan, elsewhere.single)
     if request.out is not None:
         result.plan.save(request.out, output.made_by)
     return _report_plan(result, output, request.out, elsewhere)

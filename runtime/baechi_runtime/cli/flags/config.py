@@ -15,9 +15,8 @@ from typing import Any
 
 from baechi_ext.errors import FileError, MissingBackendError, OptionError
 from baechi_ext.ir.files import read_text
-from baechi_ext.ir.made_by import MadeBy
+from baechi_ext.ir.made_by import CONFIG, MadeBy
 
-FILE = "config.toml"
 _INSTEAD = {"num_devices", "num_gpus", "split_gpu"}
 """Flags that say the same thing in several ways: one on the command line overrides all of them in the file."""
 _NEAR = 0.75
@@ -93,7 +92,7 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def text_of(folder: str, command: str, settings: Mapping[str, Any], made_by: MadeBy) -> str:
     """The text of the file, in the folder, that reproduces the run of a command: every flag that was given."""
-    again = MadeBy(("baechi", command, f"--config={Path(folder) / FILE}"))
+    again = MadeBy(("baechi", command, f"--config={Path(folder) / CONFIG}"))
     lines = [f"# {made_by.programs}", f"# {made_by.command_line}", f"# again: {again.command_line}"]
     return "\n".join([*lines, *(f"{name} = {_toml(value)}" for name, value in settings.items()), ""])
 
