@@ -8,6 +8,8 @@ from baechi_ext.errors import OptionError
 
 _LARGEST = 2**63
 MOST_DEVICES = 1024
+MOST_SECONDS = 1e9
+"""More than anybody waits, and less than what operating systems can be told to."""
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}IB": 1024**i for i, prefix in enumerate("KMGT", 1)}
@@ -15,18 +17,22 @@ _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)")
 
 
 def size_in_bytes(text: str) -> int:
-    """Bytes, written plainly or with a unit: KB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024). Raises ValueError."""
+    """Bytes, written plainly or with a unit: KB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024). Raises ValueError, for
+    less than a byte, too."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"{text!r} is not a size; write it like 16GiB, 800MB or 1000000 (bytes)")
     number = int(match[1]) if "." not in match[1] else float(match[1])
-    return int(number * _UNITS[match[2].upper()])
+    size = int(number * _UNITS[match[2].upper()])
+    if not size:
+        raise ValueError(f"{text!r} is less than a byte; give a size of at least 1")
+    return size
 
 
 def bytes_of(value: Any, what: str) -> int:
-    """`value` as a number of bytes, which may be written with a unit ("16GiB"). Raises OptionError."""
+    """`value` as a number of bytes, which may be written with a unit ("16GiB"). Raises OptionError, for less than one, too."""
     try:
-        return size_in_bytes(value) if isinstance(value, str) else int(as_number(value, what, OptionError))
+        return size_in_bytes(value) if isinstance(value, str) else int(as_number(value, what, OptionError, minimum=1))
     except ValueError as e:
         raise OptionError(f"{what}: {e}") from e
 

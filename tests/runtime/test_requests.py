@@ -25,6 +25,8 @@ SHARDED: dict[str, Any] = {"sharding": ("pase",), "workers": "process"}
     [
         ({"workers": "fiber"}, "workers='fiber' is unknown; choose process or thread"),
         ({"timeout_seconds": -1}, "timeout_seconds is -1; expected at least 0"),
+        ({"timeout_seconds": 0}, "timeout_seconds is 0; expected a number above 0 and up to 1e+09"),
+        ({"timeout_seconds": 1e10}, "timeout_seconds is 1e+10; expected a number above 0"),
         ({"split_gpu": True, "cuda": True, "workers": "process"}, "--split_gpu is for one process"),
         ({"use_free_memory": True}, "--use_free_memory is for CUDA devices"),
         ({"mesh": (2, 1)}, "--mesh is for --sharding"),

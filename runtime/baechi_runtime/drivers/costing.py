@@ -79,7 +79,7 @@ def cluster_of(
 def taking_up(cluster: Cluster, request: TrainRequest) -> Cluster:
     """The cluster with the memory that the request lets a plan take up, and the speeds that it gives. Raises ClusterError for speeds of
     another number of devices."""
-    sizes = [request.device_memory or device.memory_bytes for device in cluster.devices]
+    sizes = [device.memory_bytes if request.device_memory is None else request.device_memory for device in cluster.devices]
     limited = [None if size is None else int(size * request.memory_fraction) for size in sizes]
     cluster, given = cluster.each_with("memory_bytes", limited), request.device_speeds
     if given is None:

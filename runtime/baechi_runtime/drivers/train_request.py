@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster, Link
 from baechi_ext.ir.made_by import MadeBy
-from baechi_ext.ir.numbers import as_number
+from baechi_ext.ir.numbers import MOST_SECONDS, as_number
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.models.registry import ModelOptions
 
@@ -56,7 +56,8 @@ class DevicesRequest:
 
     def __post_init__(self) -> None:
         """Raises OptionError for an unknown kind of workers, for what is no time, and for devices that contradict each other."""
-        as_number(self.timeout_seconds, "timeout_seconds", OptionError)
+        seconds = as_number(self.timeout_seconds, "timeout_seconds", OptionError)
+        refuse(not 0 < seconds <= MOST_SECONDS, f"timeout_seconds is {seconds:g}; expected a number above 0 and up to {MOST_SECONDS:g}")
         refuse(self.workers not in get_args(WorkerKind), f"workers={self.workers!r} is unknown; choose process or thread")
         refuse(self.split_gpu and self.workers == "process", "--split_gpu is for one process; drop --workers=process")
         refuse(self.use_free_memory and not self.cuda, "--use_free_memory is for CUDA devices; add --num_gpus=N, or drop it")

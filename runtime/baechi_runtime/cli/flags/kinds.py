@@ -12,7 +12,7 @@ from baechi_ext.errors import MissingBackendError, OptionError
 from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.files import make_folder
 from baechi_ext.ir.hints import Pin
-from baechi_ext.ir.numbers import MOST_DEVICES, as_number, size_in_bytes
+from baechi_ext.ir.numbers import MOST_DEVICES, MOST_SECONDS, as_number, size_in_bytes
 from baechi_runtime.cli.flags.parser import meant
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ at_least_one = whole_number(1, 999_999_999, "of at least 1")
 positive = number(lambda value: value > 0, "above 0")
 WHOLE, COUNT, DEVICES = Kind(whole, "N"), Kind(at_least_one, "N"), Kind(whole_number(1, MOST_DEVICES, f"from 1 to {MOST_DEVICES}"), "N")
 FACTOR, SECONDS = Kind(positive, "F"), Kind(positive, "SECONDS")
+TIMEOUT = Kind(number(lambda value: 0 < value <= MOST_SECONDS, f"above 0 and up to {MOST_SECONDS:g}"), "SECONDS")
 FRACTION = Kind(number(lambda value: 0 < value <= 1, "above 0 and up to 1"), "F")
 SHARE = Kind(number(lambda value: 0 <= value <= 1, "from 0 to 1"), "F")
 SIZE, LINK = Kind(_size, "SIZE"), Kind(link_of_coefficients, "A,B")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from baechi_ext.ir.files import require_writable
 from baechi_runtime.cli.flags import train as train_flags
-from baechi_runtime.cli.flags.kinds import DEVICES, FILE, SECONDS, SWITCH, Flag, Kind, add_group, named, whole_number
+from baechi_runtime.cli.flags.kinds import DEVICES, FILE, SWITCH, TIMEOUT, Flag, Kind, add_group, named, whole_number
 
 if TYPE_CHECKING:
     from baechi_runtime.drivers.link_report import ProbeRequest
@@ -21,7 +21,7 @@ _EXPONENT = Kind(whole_number(3, 29, "from 3 to 29"), "E")
 """A line and its bend need a few sizes."""
 _RUN: dict[str, Flag] = {
     "max_exponent": (_EXPONENT, "tensors of 2^0 to 2^E floats, or what memory allows (default 29)", 29),
-    "timeout": (SECONDS, "for a device to answer (default 300)", 300.0),
+    "timeout": (TIMEOUT, "for a device to answer (default 300)", 300.0),
     "out": (FILE, "write a cluster file, which --cluster reads"),
     "samples": (FILE, "keep every sample as JSON"),
     "json": (SWITCH, "print the report as JSON"),

@@ -193,7 +193,7 @@ _COSTS: dict[str, Flag] = {
 }
 _RUN: dict[str, Flag] = {
     "num_steps": (kinds.COUNT, "measured steps of each variant (default %(default)s)", 15),
-    "timeout": (kinds.SECONDS, "for a device to answer (default %(default)g)", 300.0),
+    "timeout": (kinds.TIMEOUT, "for a device to answer (default %(default)g)", 300.0),
     "out": (kinds.DIR, "keep graph, profile, plan, a measured step and the report there as JSON, and the flags as config.toml"),
     "json": (kinds.SWITCH, "print the report as JSON"),
 }
