@@ -230,6 +230,13 @@ WRONG_USAGE = [
     (("place", GRAPH, "--sct_threshold=2"), "'2' is not a number from 0 to 1"),
     (("place", GRAPH, "--seed=-1"), "'-1' is not a whole number from 0 to"),
     (("place", GRAPH, "--time_limit=0"), "'0' is not a number above 0"),
+    (("train", "--strict"), "--strict is for scripts; drop it, or name one"),
+    (("train", "--hardware=h100", "--no_cache"), "--no_cache is for scripts; drop it, or name one"),
+    (("train", "own.py", "--strict", "--fallback"), "--strict and --fallback say the opposite of each other"),
+    (("train", "--sharding=pase", "--pin=a=0"), "--pin is for a plan that places ops, and --sharding makes none; drop it"),
+    (("train", "--sharding=pase", "--time_limit=5"), "--time_limit is for a plan that places ops"),
+    (("train", "--sharding=pase", "--num_gpus=2", "--use_free_memory"), "--use_free_memory is for a plan that places ops"),
+    (("probe-links", "--out=links.json", "--samples=./links.json"), "--out and --samples are both links.json; give each a file of its own"),
     (("simulate", GRAPH), "the following arguments are required: PLAN"),
 ]
 

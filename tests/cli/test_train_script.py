@@ -146,6 +146,17 @@ def test_bad_input(flags: list[str], code: int, message: str, tmp_path: Path, ca
     assert message in said.err.splitlines()[-1]
 
 
+def test_where_each_op_is_is_said_once(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS)
+    done = run(*PLACED, "--log_device_placement", f"--out={tmp_path / 'run'}", str(script))
+    assert done.returncode == 0, done.stderr
+    plan = RunFolder.load(tmp_path / "run").plan
+    devices = [plan.cluster.devices[d].name for d in plan.placement]
+    lines = [line for line in done.stderr.splitlines() if " -> " in line]
+    assert lines == [f"{op.id} -> {device}" for op, device in zip(plan.graph.ops, devices, strict=True)]
+
+
 def test_sys_exit_with_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys\nsys.exit('enough')\n")

@@ -58,6 +58,8 @@ SHARDED: dict[str, Any] = {"sharding": ("pase",), "workers": "process"}
         ({"compile": True, "costgen": True}, "--costgen measures no placed step"),
         ({"compile": True, "run": RunOptions(2)}, "--train_steps measures no placed step"),
         ({"costgen": True, "run": RunOptions(2)}, "--costgen only profiles and --train_steps trains"),
+        ({**TENSORFLOW, "batch_norm_per_part": True}, "--batch_norm=per_part is for parts of a batch"),
+        ({"costgen": True, "microbatches": 4}, "--costgen profiles a step with its whole batch"),
         ({**TENSORFLOW, "microbatches": 2}, "--microbatches is for a built-in model or a script of PyTorch"),
         ({**SHARDED, "microbatches": None}, "--microbatches is for a built-in model or a script of PyTorch"),
         ({"microbatches": None, "cost_path": "costs.json"}, "--cost_path has the costs of a step with its whole batch"),
@@ -74,7 +76,6 @@ def test_a_run(fields: dict[str, Any], message: str) -> None:
     [
         ({"costgen": True}, "--costgen profiles a built-in model"),
         (SHARDED, "baechi pase s.py finds how a script's layers are best split"),
-        ({**TENSORFLOW, "batch_norm_per_part": True}, "--batch_norm=per_part is for parts of a batch"),
         ({"workers": "process", "cuda": True}, "from one process; drop --workers=process"),
     ],
 )

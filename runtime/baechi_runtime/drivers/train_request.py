@@ -148,8 +148,13 @@ class TrainRequest(DevicesRequest):
             in_parts and (self.sharding or not of_torch),
             "--microbatches is for a built-in model or a script of PyTorch that is placed; drop it",
         )
+        refuse(
+            self.batch_norm_per_part and not of_torch,
+            "--batch_norm=per_part is for parts of a batch, and TensorFlow's steps are not split into any; drop it",
+        )
         whole = "--cost_path has the costs of a step with its whole batch; drop it, or give --microbatches=1"
         refuse(in_parts and self.cost_path is not None, whole)
+        refuse(self.costgen and self.microbatches not in (1, None), "--costgen profiles a step with its whole batch; drop --microbatches")
         refuse(self.costgen and self.run is not None, "--costgen only profiles and --train_steps trains; give one of them")
 
     def _verify_sharding(self) -> None:
@@ -256,10 +261,6 @@ class ScriptRequest:
         asked, split = self.request, f"baechi pase {self.path} finds how a script's layers are best split"
         refuse(asked.costgen, "--costgen profiles a built-in model; drop it, and --out=DIR keeps the profile of a script's model")
         refuse(asked.sharding, f"--sharding splits a built-in model; {split}")
-        refuse(
-            asked.batch_norm_per_part and asked.framework == "tensorflow",
-            "--batch_norm=per_part is for parts of a batch, and TensorFlow's steps are not split into any; drop it",
-        )
         one = "a script's model runs on all CUDA devices of a machine from one process; drop --workers=process"
         refuse(asked.workers == "process" and asked.cuda, one)
 

@@ -162,6 +162,8 @@ _OF_BAECHI: dict[str, Flag] = {
     "cost_factor": (kinds.FACTOR, _WRONG_COSTS, _DEFAULTS.cost_factor),
     "placer_memory_fraction": (kinds.FRACTION, "factor on --memory_fraction (default 1)", 1.0),
 }
+OF_PLANS = {*_STARTS, "pin", *_PLACING, *_OF_BAECHI} - {"seed", "placer_memory_fraction"}
+"""Flags that are about the plan of a step and nothing else."""
 
 
 def add_placing_flags(parser: argparse.ArgumentParser, *, method: bool = True) -> None:

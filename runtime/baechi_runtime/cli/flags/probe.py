@@ -1,8 +1,10 @@
 """The flags of `baechi probe-links`, and the ProbeRequest they become. Reading them loads no framework."""
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from baechi_ext.errors import OptionError
 from baechi_ext.ir.files import require_writable
 from baechi_runtime.cli.flags import train as train_flags
 from baechi_runtime.cli.flags.kinds import DEVICES, FILE, SWITCH, TIMEOUT, Flag, Kind, add_group, named, whole_number
@@ -37,6 +39,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def probe_request(args: argparse.Namespace) -> "ProbeRequest":
     """The request that the flags of `probe-links` ask for. Raises OptionError where they contradict each other, FileError for a file that
     can't be written."""
+    if args.out is not None and args.samples is not None and Path(args.out).resolve() == Path(args.samples).resolve():
+        raise OptionError(f"--out and --samples are both {args.out}; give each a file of its own")
     for path in (args.out, args.samples):
         if path is not None:
             require_writable(path)

@@ -12,7 +12,7 @@ from baechi_runtime.cli.flags import baechi as baechi_flags
 from baechi_runtime.cli.flags import config as config_flags
 from baechi_runtime.cli.flags import kinds
 from baechi_runtime.cli.flags.kinds import Flag, Kind
-from baechi_runtime.cli.flags.placing import PUBLISHED_AND_HERE, add_placing_flags, hardware_flags, is_elsewhere, plan_request
+from baechi_runtime.cli.flags.placing import OF_PLANS, PUBLISHED_AND_HERE, add_placing_flags, hardware_flags, is_elsewhere, plan_request
 from baechi_runtime.drivers.train_request import HardwareRequest, RunOptions, ScriptRequest, TrainRequest
 from baechi_runtime.host.as_main import require_script
 from baechi_runtime.host.cache_folder import cache_folder
@@ -272,6 +272,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 def request_of(args: argparse.Namespace) -> TrainRequest | ScriptRequest | HardwareRequest:
     """The request of `baechi train`. Raises OptionError where flags contradict each other, FileError or ClusterError for a bad file."""
     require_named_script(args, "train")
+    if args.script is None:
+        require_none_of(args, _SCRIPT, "is for scripts; drop it, or name one")
     if is_elsewhere(args):
         if args.script is not None:
             raise OptionError(f"--hardware plans a built-in model; for {args.script} give baechi place its graph, which --out keeps")
@@ -311,6 +313,8 @@ def train_request(args: argparse.Namespace) -> TrainRequest:
         "run": _run_options(args),
     }
     request = TrainRequest(**values)
+    if args.sharding:
+        require_none_of(args, {*OF_PLANS, "use_free_memory"}, "is for a plan that places ops, and --sharding makes none; drop it")
     if args.script is None:
         chosen_options(request.model, request.model_options, request.framework)
     return request
@@ -371,6 +375,8 @@ def script_request(args: argparse.Namespace) -> ScriptRequest:
     require_none_of(args, {*OF_MODELS, *OF_RUNS, "compile"})
     request = train_request(args)
     require_one_start(request.workers)
+    if args.strict and args.fallback:
+        raise OptionError("--strict and --fallback say the opposite of each other; give one of them")
     if args.no_cache and args.cache_dir is not None:
         raise OptionError("--no_cache and --cache_dir cannot be used together; give one of them")
     kept = cache_folder() if args.cache_dir is None else Path(args.cache_dir)
@@ -393,11 +399,12 @@ def require_one_start(workers: str) -> None:
         raise OptionError("several workers were started; give --workers=process, or start the script once, without torchrun")
 
 
-def require_none_of(args: argparse.Namespace, names: Collection[str]) -> None:
-    """Raises OptionError where one of these flags was given, which say what a built-in model is or how long it runs."""
+def require_none_of(args: argparse.Namespace, names: Collection[str], why: str = "") -> None:
+    """Raises OptionError where one of these flags was given, and says why; by default, as they say what a built-in model is or how long it
+    runs."""
     given = next((name for name in args.given if name in names), None)
     if given is not None:
-        raise OptionError(f"--{given} is for built-in models; drop it, or give what {args.script} takes after --")
+        raise OptionError(f"--{given} {why or f'is for built-in models; drop it, or give what {args.script} takes after --'}")
 
 
 TRAIN = (add_flags, request_of)

@@ -28,7 +28,7 @@ from baechi_ext.capture.torch_private import casts_all, inside_backward
 from baechi_ext.capture.why_not import require_uncaught
 from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, InfeasibleError, ParityError, first_line
 from baechi_ext.simulate import Timeline
-from baechi_runtime.drivers.placement import Placement, is_near_least
+from baechi_runtime.drivers.placement import Placement, is_near_least, log_device_placement
 from baechi_runtime.host.generators import python_generators_kept
 from baechi_runtime.host.interrupts import raise_if_asked_for
 from baechi_runtime.measure.lead import Lead
@@ -308,6 +308,8 @@ class Session:
         for k, f in enumerate(members):
             self._load(f, group, timeline, k, step)
         group.setup_seconds = time.monotonic() - begun + (0.0 if found is None else prepared.seconds)
+        if settings.request.log_device_placement and all(placement is not earlier.placement for earlier in self.groups):
+            log_device_placement(placement)
         self.groups.append(group)
         self.interrupted = None
         stays = settings.keep_placed or settings.request.as_graphs or placement.result.splits
