@@ -10,7 +10,7 @@ from typing import Any, Literal
 from baechi_ext.errors import ProfileError
 from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.ir.made_by import Saved, load_as
-from baechi_ext.ir.numbers import as_bytes, as_number, require_finite
+from baechi_ext.ir.numbers import MOST_BYTES, as_bytes, as_number, require_finite
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import require_same_graph
 
@@ -170,7 +170,7 @@ def _op_from_json(id_: str, value: Any) -> OpProfile:
     samples = value.get("samples_us")
     if not isinstance(samples, list) or not samples:
         raise ProfileError(f'the profile of op {id_!r} has no "samples_us"; profile again')
-    sizes = {name: as_bytes(value.get(name, 0), f"{name} of op {id_!r}", ProfileError) for name in _SIZES}
+    sizes = {name: as_bytes(value.get(name, 0), f"{name} of op {id_!r}", ProfileError, most=MOST_BYTES) for name in _SIZES}
     contended = value.get("contended_us", [])
     if not isinstance(contended, list):
         raise ProfileError(f'"contended_us" of op {id_!r} is {contended!r}; expected a list; profile again')

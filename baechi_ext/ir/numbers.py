@@ -10,6 +10,8 @@ _LARGEST = 2**63
 MOST_DEVICES = 1024
 MOST_SECONDS = 1e9
 """More than anybody waits, and less than what operating systems can be told to."""
+MOST_BYTES = 1e300
+"""The most of an op or a tensor: those of a graph add up to a number."""
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}IB": 1024**i for i, prefix in enumerate("KMGT", 1)}
@@ -59,12 +61,14 @@ def as_number(value: Any, what: str, error: type[Exception], *, minimum: float =
     return number
 
 
-def as_bytes(value: Any, what: str, error: type[Exception]) -> int | float:
-    """`value` as a non-negative number of bytes, an int where it is whole; otherwise raises `error`.
+def as_bytes(value: Any, what: str, error: type[Exception], *, most: float = math.inf) -> int | float:
+    """`value` as a non-negative number of bytes, `most` at most, an int where it is whole; otherwise raises `error`.
 
     Fractions are allowed because published graphs are often rescaled.
     """
     number = as_number(value, what, error)
+    if number > most:
+        raise error(f"{what} is {value!r}; expected at most {most:g}")
     return value if isinstance(value, int) else int(number) if number.is_integer() else number
 
 

@@ -13,7 +13,7 @@ from baechi_ext.collector import without_collection
 from baechi_ext.errors import GraphError
 from baechi_ext.ir.files import SCHEMA_VERSION, write_json
 from baechi_ext.ir.made_by import MadeBy, load_as, signed
-from baechi_ext.ir.numbers import MOST_DEVICES, as_bytes, as_number, is_plain_size
+from baechi_ext.ir.numbers import MOST_BYTES, MOST_DEVICES, as_bytes, as_number, is_plain_size
 
 if TYPE_CHECKING:
     from baechi_ext.ir.columns import Columns
@@ -445,7 +445,7 @@ def _bytes_from_json(node: dict[str, Any], key: str, id_: str) -> int | float:
     size = node.get(key)
     if size is None or is_plain_size(size):
         return size or 0
-    return as_bytes(size, f"{key} of op {id_!r}", GraphError)
+    return as_bytes(size, f"{key} of op {id_!r}", GraphError, most=MOST_BYTES)
 
 
 def _edge_from_json(edge: Any, position: int) -> tuple[str, str, int | float, str]:
@@ -459,5 +459,5 @@ def _edge_from_json(edge: Any, position: int) -> tuple[str, str, int | float, st
         return source, target, size, tensor or ""
     source = _id_from_json(source, f"the source of edge {position}")
     target = _id_from_json(target, f"the target of edge {position}")
-    size = as_bytes(size, f"bytes of edge {source!r} -> {target!r}", GraphError)
+    size = as_bytes(size, f"bytes of edge {source!r} -> {target!r}", GraphError, most=MOST_BYTES)
     return source, target, size, "" if tensor is None else _id_from_json(tensor, f"the tensor of edge {source!r} -> {target!r}")

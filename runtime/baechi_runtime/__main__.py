@@ -2,6 +2,7 @@
 
 import os
 import sys
+from io import TextIOWrapper
 
 from baechi_ext.collector import importing
 from baechi_runtime.host.error_line import error_line
@@ -23,7 +24,8 @@ def main() -> int:
 
 def _open_streams() -> None:
     """Opens /dev/null for stdin, stdout and stderr where whoever started the command has closed them: else a run would end at the first
-    line that it says there, and its first files would be taken for them."""
+    line that it says there, and its first files would be taken for them. What stdout's encoding has no letters for is escaped, as
+    Python does it on stderr."""
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(descriptor)
@@ -31,6 +33,8 @@ def _open_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`baechi explain` and `baechi diff`: what they say, and where they find a plan's graph."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -259,6 +260,15 @@ def test_a_plan_of_another_graph(run: Run, graph: Path, plan: Path) -> None:
     code, out, err = run("diff", plan, other)
     assert (code, out) == (1, "")
     assert "the first op that differs is 'c'" in err
+
+
+def test_letters_that_stdout_has_not_are_escaped(tmp_path: Path, plan: Path) -> None:
+    write(tmp_path / "graph.json", a_graph(edges=[("a", "\xe4", 4)], b={"id": "\xe4"}))
+    other = changed(plan, "other.json", placement={"a": 0, "\xe4": 1, "c": 0}, op_digests=None)
+    line, ascii_ = [sys.executable, "-m", "baechi_ext", "explain", str(other)], {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, env=ascii_)
+    assert done.returncode == 0, done.stderr
+    assert "\\xe4" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["explain", "diff"])

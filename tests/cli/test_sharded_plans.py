@@ -58,6 +58,13 @@ def test_a_folder_with_a_shard_plan_is_explained(run: Run, shard_plan: Path) -> 
     assert said[0] == said[1]
 
 
+def test_what_is_of_plans_of_ops_is_refused(run: Run, shard_plan: Path) -> None:
+    for command in (("explain", "--graph=g.json"), ("explain", "--num_devices=2"), ("diff", shard_plan, "--graph=g.json")):
+        code, out, err = run(command[0], shard_plan, *command[1:])
+        assert (code, out) == (2, "")
+        assert "is a shard plan, which holds its layers" in err
+
+
 def test_a_layer_says_what_its_other_splits_would_cost(run: Run, shard_plan: Path) -> None:
     said = json.loads(run("explain", shard_plan, "linear_10", "--json")[1])
     assert said["splits"] == {"units": 2, "in_features": 4}

@@ -129,6 +129,16 @@ def test_links_and_memory_can_be_overridden(run: Run, graph: Path, plan: Path) -
     assert simulated(run, graph, plan, "--num_devices=3")["makespan_us"] == 24  # the plan's own default link
 
 
+def test_so_many_devices_send_as_the_plans_own_do(run: Run, tmp_path: Path, plan: Path) -> None:
+    """Of a's 50 bytes, from 10 on, and b's, from 20 on, the latter do not wait for the former."""
+    graph = write(tmp_path / "g.json", a_graph(edges=[("a", "c", 50), ("b", "c", 50)]))
+    value = {key: found for key, found in json.loads(plan.read_text()).items() if key != "op_digests"}
+    value["cluster"]["parallel_transfers"] = True
+    parallel = write(tmp_path / "parallel.json", value)
+    assert simulated(run, graph, parallel)["makespan_us"] == 80
+    assert simulated(run, graph, parallel, "--num_devices=2")["makespan_us"] == 80
+
+
 def test_a_cluster_file_replaces_the_plans_cluster(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:
     slow = {"devices": [{"name": "p", "speed": 0.5}, {"name": "q"}], "links": {"default": {"us_per_byte": 0, "latency_us": 0}}}
     assert simulated(run, graph, plan, "--cluster", write(tmp_path / "c.json", slow))["makespan_us"] == 40

@@ -18,7 +18,7 @@ from baechi_ext.datasets.families import INSTALLED
 from baechi_ext.hybrid.plan import HybridPlan, load_plan
 from baechi_ext.hybrid.splits import OpSplit
 from baechi_ext.ir import Cluster, OpGraph, Plan
-from baechi_ext.ir.files import encode_json, write_json
+from baechi_ext.ir.files import encode_json, read_json, write_json
 from baechi_ext.ir.hints import DeviceMap, ExpertFile
 from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.ir.measured import MeasuredStep
@@ -61,6 +61,12 @@ def _towers(folder: Path) -> OpGraph:
     """A graph, and all that `baechi train` leaves beside it, in `folder / "run"`."""
     write_run(folder / "run", towers(1, 2))
     return OpGraph.load(folder / "run" / "graph.json")
+
+
+def _write_report(folder: Path) -> None:
+    _towers(folder)
+    path = folder / "run" / "report.json"
+    write_json(path, {**read_json(path, "report"), "kind": "baechi step report"})
 
 
 def _write_graph(folder: Path) -> None:
@@ -201,7 +207,7 @@ FORMATS = {
         Format("device_map", "map.json", lambda folder: (_towers(folder), write_json(folder / "map.json", _MAP)), _hints),
         Format("shard_plan", "plan.json", lambda folder: _shard_plan().save(folder / "plan.json", MADE_BY),
                lambda folder: _again(ShardPlan.load(folder / "plan.json"))),
-        Format("report", "run/report.json", _towers, _read_run),
+        Format("report", "run/report.json", _write_report, _read_run),
         Format("comparison", "run/compare.json", _towers, lambda folder: comparison_in(folder / "run")),
         Format("sharding_report", "run/report.json", _write_sharded, lambda folder: ShardedRun.load(folder / "run")),
         Format("sharded_plan", "run/shard_plan.json", _write_sharded, _read_run),

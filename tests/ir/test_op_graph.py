@@ -58,6 +58,7 @@ REFUSED = [
     (change(("nodes", 0, "compute_us"), "3"), r"compute_us of op 'a' is '3'; expected a number"),
     (change(("nodes", 0, "compute_us"), True), r"compute_us of op 'a' is True; expected a number"),
     (change(("nodes", 0, "compute_us"), float("inf")), r"compute_us of op 'a' is inf; expected a finite number"),
+    (change(("nodes", 0, "persistent_bytes"), 1e308), r"persistent_bytes of op 'a' is 1e\+308; expected at most 1e\+300"),
     (change(("nodes", 0, "compute_us"), 10**400), r"compute_us of op 'a' is 1000.*; expected a finite number"),
     (change(("nodes", 0, "persistent_bytes"), -5), r"persistent_bytes of op 'a' is -5; expected at least 0"),
     (change(("nodes", 0, "persistent_bytes"), False), r"persistent_bytes of op 'a' is False; expected a number"),

@@ -44,4 +44,5 @@ def report_of_run(value: Mapping[str, Any], path: Path) -> Run:
     """The report in report.json, in those of older versions of the kind that its fields are of. Raises FileError."""
     kinds = {kind.__struct_config__.tag: kind for kind in (Step, Script, Training)}
     older = Training if "losses" in value else Script if "summary" in value else Step
-    return read(value, kinds.get(value["kind"], Step) if "kind" in value else older, path, "baechi train")
+    kind = value.get("kind")
+    return read(value, kinds.get(kind, Step) if isinstance(kind, str) else older, path, "baechi train")

@@ -38,6 +38,9 @@ def test_reports_of_older_versions(name: str, kind: type[Report]) -> None:
 def test_a_report_of_another_kind_is_refused() -> None:
     with pytest.raises(FileError, match=r"report.json: Invalid value 'baechi plan' - at `\$.kind`; write it again with baechi train --out"):
         report_of_run({"kind": "baechi plan"}, Path("report.json"))
+    for kind in ([], {}, 3):
+        with pytest.raises(FileError, match=r"report.json: Expected `str`, got .* - at `\$.kind`"):
+            report_of_run({"kind": kind}, Path("report.json"))
 
 
 def test_a_difference_that_is_infinite_is_read_back() -> None:

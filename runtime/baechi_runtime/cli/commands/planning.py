@@ -10,9 +10,10 @@ from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.cli.commands.output import Output, fail
 from baechi_runtime.cli.commands.stages import stage_of
+from baechi_runtime.cli.flags.placing import ClusterRequest
 from baechi_runtime.cli.flags.planning import DiffRequest, ExplainRequest, ExportRequest, PlaceRequest, SimulateRequest
 from baechi_runtime.drivers import pipeline
-from baechi_runtime.drivers.train_request import HardwareRequest
+from baechi_runtime.drivers.train_request import HardwareRequest, refuse
 from baechi_runtime.host.interrupts import exit_code
 from baechi_runtime.report import exports, tables
 from baechi_runtime.report.elsewhere import Elsewhere
@@ -89,6 +90,8 @@ def explain(request: ExplainRequest, output: Output) -> int:
     if sharded is not None:
         from baechi_runtime.report.sharded_plans import explain_sharded
 
+        others = request.graph is not None or request.cluster != ClusterRequest()
+        refuse(others, f"{request.plan} is a shard plan, which holds its layers and devices; drop --graph and what describes a cluster")
         output.report(*explain_sharded(sharded, request.op))
         return 0
     plan_file, graph_file = plan_and_graph(request.plan, request.graph)
@@ -114,6 +117,7 @@ def diff(request: DiffRequest, output: Output) -> int:
     if any(sharded):
         from baechi_runtime.report.sharded_plans import diff_sharded
 
+        refuse(all(sharded) and request.graph is not None, f"{request.before} is a shard plan, which holds its layers; drop --graph")
         output.report(*diff_sharded((request.before, sharded[0]), (request.after, sharded[1])))
         return 0
     before, graph_file = plan_and_graph(request.before, request.graph)

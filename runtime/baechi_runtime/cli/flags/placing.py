@@ -89,7 +89,8 @@ class ClusterRequest:
         """The cluster; what the flags leave out comes from `base` (a plan's cluster). Raises OptionError where they describe none."""
         cluster = self.file or base
         if self.num_devices is not None:
-            cluster = Cluster.uniform(self.num_devices, link=DEFAULT_LINK if base is None else base.default)
+            like = Cluster.uniform(1, link=DEFAULT_LINK) if base is None else base
+            cluster = Cluster.uniform(self.num_devices, link=like.default, parallel_transfers=like.parallel_transfers)
         if cluster is None:
             raise OptionError("no devices are given; add --num_devices=N or --cluster=FILE")
         if self.link is not None:
