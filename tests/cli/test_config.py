@@ -110,6 +110,22 @@ def test_what_is_wrong_is_named(run: Run, tmp_path: Path, command: str, toml: st
     assert str(path) in err
 
 
+@pytest.mark.parametrize(
+    ("command", "toml", "flag", "gone"),
+    [
+        ("place g.json", "num_devices = 2", "--cluster=c.json", {"num_devices"}),
+        ("place g.json", 'cluster = "c.json"\ncomm_cost_coeffs = "1,2"', "--num_devices=2", {"cluster"}),
+        ("train", 'cluster = "c.json"\nnum_devices = 2', "--comm_cost_coeffs=1,2", {"cluster"}),
+        ("train", 'comm_cost_coeffs = "1,2"\ndevice_speeds = 1', "--cluster=c.json", {"comm_cost_coeffs", "device_speeds"}),
+        ("train s.py", "no_cache = true", "--cache_dir=c", {"no_cache"}),
+    ],
+)
+def test_what_says_it_otherwise_is_overridden(tmp_path: Path, command: str, toml: str, flag: str, gone: set[str]) -> None:
+    flags = {line.partition(" ")[0] for line in toml.splitlines()}
+    found = parsed([*command.split(), f"--config={file_of(tmp_path, toml)}", flag]).given
+    assert set(found) == {"config", flag.removeprefix("--").partition("=")[0]} | flags - gone
+
+
 @pytest.mark.parametrize(("text", "message"), [("a: [", "is not valid YAML"), ("- a", "holds a YAML list"), ("", None)])
 def test_yaml_that_is_none(tmp_path: Path, text: str, message: str | None) -> None:
     path = file_of(tmp_path, text, "run.yml")

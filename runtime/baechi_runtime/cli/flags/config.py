@@ -17,7 +17,7 @@ from baechi_ext.errors import FileError, MissingBackendError, OptionError
 from baechi_ext.ir.files import read_text
 from baechi_ext.ir.made_by import CONFIG, MadeBy
 
-_INSTEAD = {"num_devices", "num_gpus", "split_gpu"}
+_ALTERNATIVES = ({"num_devices", "num_gpus", "split_gpu"}, {"no_cache", "cache_dir"}, {"strict", "fallback"})
 """Flags that say the same thing in several ways: one on the command line overrides all of them in the file."""
 _NEAR = 0.75
 """The similarity (difflib's ratio) from which a flag is named as the nearest: a letter or two too many, missing or wrong."""
@@ -27,8 +27,9 @@ _MOST_LEVELS = 16
 _NUMBER = re.compile(r"(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?")
 
 
-def add_flag(parser: argparse.ArgumentParser) -> None:
-    """--config."""
+def add_flag(parser: argparse.ArgumentParser, *alternatives: set[str]) -> None:
+    """--config, and flags of this command that say the same thing in several ways."""
+    parser.set_defaults(alternatives=(*_ALTERNATIVES, *alternatives))
     parser.add_argument(
         "--config", metavar="FILE", help="a TOML or YAML file of flags: a line NAME = VALUE each; flags on the command line override it"
     )
@@ -59,7 +60,7 @@ def words_of(args: argparse.Namespace) -> tuple[list[str], list[str] | None]:
     parser, path = args.parser, args.config
     actions = _actions(parser)
     given = {actions[f"--{name}"].dest for name in args.given}
-    given |= _INSTEAD if given & _INSTEAD else set()
+    given = given.union(*(flags for flags in args.alternatives if given & flags))
     has_script = getattr(args, "script", None) is not None
     words: list[str] = []
     arguments = None

@@ -100,7 +100,7 @@ def add_place_flags(parser: argparse.ArgumentParser) -> None:
     add_placing_flags(parser)
     add_cluster_flags(parser)
     add_group(parser, "hardware", hardware_flags("GRAPH", PUBLISHED))
-    config_flags.add_flag(parser)
+    config_flags.add_flag(parser, {"cluster", "num_devices", "num_gpus"})
     add_output_flags(parser, out="write the plan to this file")
 
 

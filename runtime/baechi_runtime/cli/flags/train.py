@@ -249,7 +249,7 @@ def add_shared_flags(parser: argparse.ArgumentParser, *, method: bool = True) ->
     group = kinds.add_group(parser, "devices", _DEVICES)
     kinds.add_group(parser, "costs", _COSTS)
     kinds.add_group(parser, "run", _RUN)
-    config_flags.add_flag(parser)
+    config_flags.add_flag(parser, {"cluster", "comm_cost_coeffs"}, {"cluster", "device_speeds"})
     return group
 
 
