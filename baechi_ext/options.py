@@ -84,7 +84,7 @@ class ParallelizeOptions(TypedDict, total=False):
     """The devices as the placer is to see them, instead of what is found and probed."""
     pins: Sequence[str]
     """Ops pinned to devices: "encoder.*=0", as for `baechi place --pin`."""
-    device_map: Mapping[str, int | str] | None
+    device_map: "Mapping[str, int | str | torch.device] | None"
     """PyTorch: devices by module, as accelerate has them: method "expert" does what it says, "auto" and "refine" start from it."""
     workers: Literal["process", "thread"]
     """TensorFlow: a server process per device ("process"), or logical devices of this process, which share its threads."""

@@ -12,7 +12,7 @@ from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.ir.made_by import Saved, load_as
 from baechi_ext.ir.numbers import require_finite
 from baechi_ext.shard.analysis import layer_costs, other_configurations
-from baechi_ext.shard.search import Found
+from baechi_ext.shard.search import Found, Status
 from baechi_ext.shard.tables import node_bytes
 
 KIND = "baechi shard plan"
@@ -70,7 +70,7 @@ class ShardPlan(Saved):
     graph: str
     batch: Count
     devices: Count
-    status: str
+    status: Status
     cost_model: str
     cost_flop: Number
     lower_bound_flop: Number

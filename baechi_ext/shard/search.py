@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from baechi_ext.shard.order import elimination_order
 from baechi_ext.shard.prune import pruned
 from baechi_ext.shard.tables import EdgeTable, Tables, build_tables, bytes_of, node_bytes
 
+Status = Literal["optimal", "feasible"]
 DEFAULT_TABLE_BYTES = 128 << 20
 _WORTH_PRUNING = 1e8
 """Below so many operations the search is done sooner than configurations are pruned."""
@@ -63,7 +65,7 @@ class Found:
     seconds: dict[str, float]
 
     @property
-    def status(self) -> str:
+    def status(self) -> Status:
         """`optimal` where no strategy is cheaper, else `feasible`."""
         return "optimal" if self.cost <= self.lower_bound * (1 + 1e-9) else "feasible"
 

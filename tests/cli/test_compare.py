@@ -86,6 +86,7 @@ def test_a_method_without_a_plan_says_why_and_the_others_go_on(run: Run, tmp_pat
     ("flags", "code", "message"),
     [
         (["--placement_methods=m_etf,best"], 2, "unknown value 'best'; choose one of auto, refine, single"),
+        (["--placement_methods=,"], 2, "',' names nothing; give names with commas between them"),
         (["--placement_method=m_etf"], 2, "--placement_method"),
         (["--placement_methods=m_etf", "--expert_file=x"], 2, "--expert_file is only for expert, and none of these is compared"),
         (["--placement_methods=m_etf", "--microbatches=2"], 2, "--microbatches is for the plan of auto, which is not compared"),

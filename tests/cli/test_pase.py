@@ -79,6 +79,7 @@ def test_the_plan_file(run: Run, tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"kind": "plan"}, "this is not a shard plan: its kind is 'plan'"),
+        ({"status": "perfect"}, r"the shard plan is broken: Invalid enum value 'perfect' - at `\$.status`; write it again"),
         ({"cost_flop": "much"}, r"the shard plan is broken: Expected `float`, got `str` - at `\$.cost_flop`; write it again"),
         ({"batch": None}, r"Expected `int`, got `null` - at `\$.batch`"),
         ({"devices": 0}, r"Expected `int` >= 1 - at `\$.devices`"),

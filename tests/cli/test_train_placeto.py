@@ -55,7 +55,7 @@ def test_help_names_what_there_is() -> None:
         (["train", "nmt", "nmt", "--num_devices=2", "--out=x"], 2, "the sources 'nmt' and 'nmt' are both called 'nmt'; give each once"),
         (["evaluate", "a/graphs", "b/graphs", "--num_devices=2"], 2, "'a/graphs' and 'b/graphs' are both called 'graphs'"),
         (["study", "a/graphs", "a/../a/graphs", "--out=x"], 2, "are both called 'graphs'; give each once"),
-        (["evaluate", "nmt", "--num_devices=2", "--methods=none"], 2, "unknown method 'none' of a comparison; choose some of zero_shot"),
+        (["evaluate", "nmt", "--num_devices=2", "--methods=m_etf, none"], 2, "unknown method 'none' of a comparison; choose some of "),
         (["evaluate", "nmt", "--num_devices=2", "--plot"], 2, "--plot writes to --out, which is not given"),
         (["evaluate", "nmt", "--num_devices=2", "--policy=none"], 1, "cannot read placeto policy file"),
         (["show"], 2, "invalid choice: 'show'"),

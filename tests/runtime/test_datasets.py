@@ -170,6 +170,12 @@ def test_what_is_there_is_not_made_again(building: Building, tmp_path: Path) -> 
     assert len(building.built) == 6
 
 
+def test_fewer_graphs_leave_none_of_the_earlier_ones(building: Building, tmp_path: Path) -> None:
+    building.interrupted = 0
+    assert [make_family("nmt", tmp_path, graphs, 0) for graphs in (3, 1)] == [3, 1]
+    assert sorted(path.name for path in (tmp_path / "nmt").iterdir()) == ["graph_00.json.gz", "index.json"]
+
+
 def test_a_damaged_index_is_named(building: Building, tmp_path: Path) -> None:
     building.interrupted = 0
     make_family("nmt", tmp_path, 1, 0)

@@ -73,6 +73,8 @@ def test_device_maps(takes_a_number: bool) -> None:
     plan = plan_of(takes_a_number, method="expert", device_map=given)
     assert (devices_of(plan, "a"), devices_of(plan, "b"), devices_of(plan, "head")) == ({0}, {1}, {0})
     assert nearest_map(plan.graph, plan.placement) == given
+    named = {name: torch.device(f"cpu:{d}") for name, d in given.items()}
+    assert plan_of(takes_a_number, method="expert", device_map=named).placement == plan.placement
 
 
 def test_what_is_refused() -> None:

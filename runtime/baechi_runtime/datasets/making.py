@@ -54,6 +54,8 @@ def make_family(family: str, folder: Path, graphs: int, seed: int) -> int:
     if kept == graphs:
         return 0
     (target / INDEX).unlink(missing_ok=True)
+    for path in () if kept else list(target.glob("graph_[0-9]*.json.gz")):
+        path.unlink()
     with ThreadExecutor(cpu_devices(1)) as executor:
         for number, (architecture, split) in list(enumerate(drawn))[kept:]:
             fine = costed_graph(executor, make_step(family, architecture, number))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from baechi_ext.errors import OptionError
 from baechi_ext.place.registry import METHODS
 from baechi_runtime.cli.flags import train as train_flags
-from baechi_runtime.cli.flags.kinds import Kind, OneOf, add_group
+from baechi_runtime.cli.flags.kinds import Kind, OneOf, add_group, listed
 from baechi_runtime.drivers.pipeline import MAPPED, SEARCHES
 from baechi_runtime.host.as_main import require_script
 
@@ -38,8 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _methods(text: str) -> tuple[str, ...]:
     """Flag type: names of methods with commas between them."""
-    choose = OneOf(tuple(METHODS))
-    return tuple(dict.fromkeys(choose(name.strip()) for name in text.split(",") if name.strip())) or DEFAULT
+    return tuple(dict.fromkeys(map(OneOf(tuple(METHODS)), listed(text))))
 
 
 def compare_request(args: argparse.Namespace) -> "CompareRequest":

@@ -93,6 +93,14 @@ class OneOf:
         return text
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """Flag type: names with commas, and spaces where they are wanted, between them."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing; give names with commas between them")
+    return names
+
+
 def scalars(folder: str) -> str:
     """Flag type: a folder for what PyTorch's writer of TensorBoard's files writes."""
     if any(find_spec(name) is None for name in ("torch", "tensorboard")):

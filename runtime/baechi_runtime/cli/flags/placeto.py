@@ -35,7 +35,7 @@ def _pair(text: str) -> tuple[float, float]:
 
 def _orders(text: str) -> tuple[str, ...]:
     """Flag type: different names of TRAVERSALS with commas."""
-    names = tuple(text.split(","))
+    names = kinds.listed(text)
     for name in names:
         kinds.OneOf(tuple(TRAVERSALS))(name)
     if len(set(names)) < len(names):
@@ -67,7 +67,7 @@ _TRAINING: dict[str, Flag] = {
 }
 _COMPARISON: dict[str, Flag] = {
     "policy": (kinds.FILE, "a policy file, instead of the one in the package"),
-    "methods": (Kind(str, "A,B,..."), "only these of the methods that are compared (default all)"),
+    "methods": (Kind(kinds.listed, "A,B,..."), "only these of the methods that are compared (default all)"),
     "evaluations": (kinds.COUNT, "plans that each method may simulate for each graph (default %(default)s)", 4000),
     "seed": (kinds.WHOLE, "random seed (default %(default)s)", 0),
 }
@@ -153,8 +153,7 @@ def _train(args: argparse.Namespace) -> PlacetoRequest:
 def _evaluate(args: argparse.Namespace) -> PlacetoRequest:
     from baechi_runtime.placeto.comparison import ComparisonRequest, compare
 
-    methods = None if args.methods is None else tuple(args.methods.split(","))
-    request = ComparisonRequest(**kinds.named(ComparisonRequest, args) | _on_sources(args) | {"methods": methods})
+    request = ComparisonRequest(**kinds.named(ComparisonRequest, args) | _on_sources(args))
     return PlacetoRequest(request.out, partial(compare, request))
 
 

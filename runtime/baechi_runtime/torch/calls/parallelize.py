@@ -60,7 +60,7 @@ class ParallelizeOptions:
     seed: int = 0
     cluster: Cluster | None = None
     pins: Sequence[str] = ()
-    device_map: Mapping[str, int | str] | None = None
+    device_map: Mapping[str, int | str | torch.device] | None = None
     timeout_seconds: float = 300.0
     cache: bool = True
     cuda_graphs: bool | None = None
@@ -74,7 +74,7 @@ class ParallelizeOptions:
         an unknown way of BatchNorm."""
         if self.batch_norm not in ("whole", "per_part"):
             raise OptionError(f"batch_norm={self.batch_norm!r} is neither 'whole' nor 'per_part'")
-        device_map = None if self.device_map is None else DeviceMap("device_map", dict(self.device_map))
+        device_map = None if self.device_map is None else DeviceMap("device_map", _named(self.device_map))
         plan = PlanRequest.of(self.method, pins=self.pins, device_map=device_map, seed=self.seed, time_limit=self.time_limit)
         devices = self._devices()
         return TrainRequest(
@@ -126,6 +126,11 @@ class ParallelizeOptions:
             raise OptionError(f"devices={[str(d) for d in named]} are not all CUDA devices or all CPU workers; name devices of one kind")
         cuda_devices(1 + max(d.index or 0 for d in named))  # raises where there are fewer
         return [CudaDevice(d.index or 0) for d in named]
+
+
+def _named(device_map: Mapping[str, int | str | torch.device]) -> dict[str, int | str]:
+    """A device map as its file has it."""
+    return {name: str(device) if isinstance(device, torch.device) else device for name, device in device_map.items()}
 
 
 def executor_of(devices: Sequence[TorchDevice], timeout_seconds: float, *, graphs: bool = False) -> ThreadExecutor:
