@@ -35,6 +35,32 @@ def test_placing_pays_where_it_saves_more_than_setting_it_up_again_takes(tmp_pat
     assert experience.why_not()[1] == 0
 
 
+ROUNDS = 1
+
+
+class Rounds(nn.Module):
+    """A layer applied so many times as an attribute says, and a global value."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__()
+        self.layer, self.rounds = nn.Linear(3, 3), rounds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.rounds * ROUNDS):
+            x = self.layer(x)
+        return x
+
+
+def test_a_verdict_is_of_the_settings_that_the_code_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module with gradient checkpointing, say, or with more rounds, has the same structure and other work."""
+    request, given = TrainRequest("a script", pipeline.PlanRequest(), cache=tmp_path), ((torch.ones(2, 3),), {})
+    Experience(request, cpu_devices(2), Rounds(1), given).keep(Verdict(False, "it is too small"))
+    assert Experience(request, cpu_devices(2), Rounds(1), given).why_not()[0].startswith("it is too small")
+    assert Experience(request, cpu_devices(2), Rounds(50), given).why_not() == ("", 0)
+    monkeypatch.setattr(f"{__name__}.ROUNDS", 50)
+    assert Experience(request, cpu_devices(2), Rounds(1), given).why_not() == ("", 0)
+
+
 def test_a_short_run_keeps_a_longer_one_unplaced_for_as_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Placing that did not pay in a few steps may pay in many; the next run goes by the longer one."""
     monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))

@@ -13,7 +13,6 @@ import torch
 from msgspec import ValidationError, convert
 from torch import Tensor, fx, nn
 
-from baechi_ext.capture.torch_autocast import autocast_now
 from baechi_ext.capture.torch_joint import Binding, BoundOp
 from baechi_ext.capture.torch_private import tree_flatten
 from baechi_ext.ir.made_by import versions
@@ -30,7 +29,7 @@ from baechi_runtime.torch.lowering.devices import TorchDevice
 ANEW = "--no_cache, or cache=False, asks again"
 _FILE = "verdicts/{}.json"
 _MOST_BYTES = 16 * 1024 * 1024
-_PLAIN = (int, float, str, bool, type(None))
+_PLAIN = (bool, int, float, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +99,28 @@ def keep_verdict(folder: Path, key: str, verdict: Verdict) -> str:
 
 
 def _parts(module: nn.Module, arguments: tuple[Any, Any]) -> list[Any]:
-    """The parts of a key for a module's calls: class, source code, structure, attributes, tensors, arguments, autocast, and torch's number
-    of threads."""
+    """The parts of a key for a module's calls: class, source code, structure, settings, tensors, arguments, torch's number of threads."""
     kind = type(module)
     leaves = [_seen(leaf) for leaf in tree_flatten(arguments)[0]]
-    plain = [(name, _plain(m)) for name, m in module.named_modules()]
     state = [(name, _seen(value)) for name, value in (dict(module.named_parameters()) | dict(module.named_buffers())).items()]
     written = hashlib.sha256("".join(sorted({_source(type(m)) for m in module.modules()})).encode()).hexdigest()
-    surrounded = [str(autocast_now()), torch.get_num_threads()]
-    return [f"{kind.__module__}.{kind.__qualname__}", written, repr(module), plain, state, leaves, *surrounded]
+    settings = sorted(set(_settings(module)))
+    return [f"{kind.__module__}.{kind.__qualname__}", written, repr(module), settings, state, leaves, torch.get_num_threads()]
+
+
+def _settings(module: nn.Module) -> Iterator[str]:
+    """The plain values that its code may read, so that a flag or a number of rounds, which no structure shows, has a verdict of its own."""
+    for path, part in module.named_modules():
+        yield from (f"{path}.{name}={value!r}" for name, value in vars(part).items() if isinstance(value, _PLAIN))
+        forward = type(part).forward
+        names, values = getattr(getattr(forward, "__code__", None), "co_names", ()), getattr(forward, "__globals__", {})
+        yield from (f"{forward.__module__}.{name}={values[name]!r}" for name in names if isinstance(values.get(name), _PLAIN))
 
 
 def _seen(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {value.dtype} {value.device} {value.requires_grad}"
-    return repr(value) if isinstance(value, _PLAIN) else type(value).__name__
-
-
-def _plain(module: nn.Module) -> dict[str, str]:
-    """The numbers and texts among a module's own attributes: how often forward does something may be one."""
-    return {name: repr(value) for name, value in vars(module).items() if isinstance(value, _PLAIN) and name[0] != "_"}
+    return type(value).__name__
 
 
 def _source(kind: type) -> str:
@@ -152,7 +153,6 @@ def _surroundings(choices: Mapping[str, Any], devices: Sequence[TorchDevice]) ->
         "devices": [(d.name, str(d.torch_device), d.clock_name, d.share, d.node) for d in devices],
         "versions": versions(),
         "numbers": (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()),
-        "cudnn": (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark),
         "choices": dict(choices),
     }
 
