@@ -8,6 +8,7 @@ from torch import nn
 
 from baechi_ext import parallelize
 from baechi_runtime.measure import turns
+from baechi_runtime.measure.lead import Kind
 from baechi_runtime.measure.samples import ENOUGH
 from baechi_runtime.measure.turns import BLOCKS, GONE, LAST_BLOCK, MOST_BLOCKS, PER_BLOCK, PLACED, PLAIN, REST_SHARE, Turns
 from baechi_runtime.torch.calls.module_call import call_of
@@ -284,3 +285,38 @@ def test_a_step_in_which_another_thread_had_the_devices_has_no_time(clock: Clock
     clock.now += 60
     run(own, clock, {PLACED: 3.0, PLAIN: 4.0}, 3)
     assert max(own.placed_us + own.plain_us) < 5000
+
+
+class Loop(nn.Module):
+    """Code that TorchDynamo does not trace runs a traced part several times in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.seen: list[float] = []
+
+    def turn(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.layer(x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            x = self.turn(x)
+            self.seen.append(float(x.detach().numpy().sum()))
+        return x
+
+
+def test_a_call_is_one_step_however_often_a_part_of_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parallelize(Loop(), devices=2, method="random", keep_placed=True, cache=False, verify_steps=0)
+    held = call_of(model).session
+    begun: list[int] = []
+    begin = held.lead.begin_step
+
+    def begin_step(kind: Kind) -> str:
+        begun.append(held.calls)
+        return begin(kind)
+
+    monkeypatch.setattr(held.lead, "begin_step", begin_step)
+    for _ in range(4):
+        model(torch.ones(3, 6)).sum().backward()
+    assert held.ran_placed > 2 * held.calls
+    assert begun == [1, 2, 3, 4]

@@ -150,6 +150,18 @@ class PlacedGroup:
     note: str = ""
     ran: set[int] = field(default_factory=set)
     """The ids of the fragments that ran in the step under way."""
+    call: int = 0
+    """The call of the module that is the step under way; 0 where no module's calls are counted."""
+
+    def begins_step(self, fragment: LiveFragment, call: int) -> bool:
+        """True if a step begins with this fragment: the first one in this call of the module, where a loop may run it several times. Where
+        calls are not counted, a fragment that ran before begins the next step."""
+        begins = not self.ran or (call != self.call if call else id(fragment) in self.ran)
+        if begins:
+            self.ran.clear()
+        self.ran.add(id(fragment))
+        self.call = call
+        return begins
 
     @property
     def first(self) -> LiveFragment:

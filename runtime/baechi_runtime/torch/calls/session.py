@@ -412,10 +412,8 @@ class Session:
         f.loaded = LoadedFragment(part, phases, graph, recorder=recorder, counted=f.counted, casts=casts_all(f.graph), failed=failed)
 
     def _run_loaded(self, fragment: LiveFragment, group: PlacedGroup, loaded: LoadedFragment, args: Sequence[Tensor]) -> Any:
-        if not group.ran or id(fragment) in group.ran:
-            group.ran.clear()
+        if group.begins_step(fragment, self.calls):
             self._begin_step(group)
-        group.ran.add(id(fragment))
         if group.mode == PLAIN:
             return self.run_plain(fragment, args, self.why_plain() or PLAIN_TURN)
         if loaded.part.written and share_memory(loaded.part.written, args):
