@@ -57,6 +57,11 @@ def test_a_verdict_is_of_the_settings_that_the_code_reads(tmp_path: Path, monkey
     Experience(request, cpu_devices(2), Rounds(1), given).keep(Verdict(False, "it is too small"))
     assert Experience(request, cpu_devices(2), Rounds(1), given).why_not()[0].startswith("it is too small")
     assert Experience(request, cpu_devices(2), Rounds(50), given).why_not() == ("", 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert Experience(request, cpu_devices(2), Rounds(1), given).why_not() == ("", 0)
+    other = Rounds(1)
+    other.activation = torch.tanh
+    assert Experience(request, cpu_devices(2), other, given).why_not() == ("", 0)
     monkeypatch.setattr(f"{__name__}.ROUNDS", 50)
     assert Experience(request, cpu_devices(2), Rounds(1), given).why_not() == ("", 0)
 

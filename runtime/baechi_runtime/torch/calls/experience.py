@@ -13,6 +13,7 @@ import torch
 from msgspec import ValidationError, convert
 from torch import Tensor, fx, nn
 
+from baechi_ext.capture.torch_autocast import autocast_now
 from baechi_ext.capture.torch_joint import Binding, BoundOp
 from baechi_ext.capture.torch_private import tree_flatten
 from baechi_ext.ir.made_by import versions
@@ -109,12 +110,19 @@ def _parts(module: nn.Module, arguments: tuple[Any, Any]) -> list[Any]:
 
 
 def _settings(module: nn.Module) -> Iterator[str]:
-    """The plain values that its code may read, so that a flag or a number of rounds, which no structure shows, has a verdict of its own."""
+    """The plain values and functions that its code may read, and autocast, so that a flag, a number of rounds or an activation function,
+    which no structure shows, has a verdict of its own."""
+    yield f"autocast {autocast_now()}"
     for path, part in module.named_modules():
-        yield from (f"{path}.{name}={value!r}" for name, value in vars(part).items() if isinstance(value, _PLAIN))
+        yield from (f"{path}.{name}={told}" for name, value in vars(part).items() if (told := _told(value)))
         forward = type(part).forward
         names, values = getattr(getattr(forward, "__code__", None), "co_names", ()), getattr(forward, "__globals__", {})
         yield from (f"{forward.__module__}.{name}={values[name]!r}" for name in names if isinstance(values.get(name), _PLAIN))
+
+
+def _told(value: Any) -> str:
+    """A plain value as it is written, a function's name; empty for all else."""
+    return repr(value) if isinstance(value, _PLAIN) else str(getattr(value, "__qualname__", ""))
 
 
 def _seen(value: Any) -> str:
