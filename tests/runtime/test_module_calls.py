@@ -48,3 +48,21 @@ def test_layers_behind_graph_breaks_are_traced_each_by_itself(layer: Callable[[i
     with outermost_calls(lambda _, ordinary: torch.compile(ordinary, backend=backend)):
         net(torch.ones(2, 4))
     assert len(graphs) == count
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("kind", [layer_of_torch, lambda number: Net(layer_of_its_own, number)])
+def test_the_scripts_own_compiler_sees_what_it_sees_without_us(kind: Callable[[int], nn.Module]) -> None:
+    """TorchDynamo passes over the forward of torch's containers, and so over their layers."""
+
+    def graphs(of: int) -> int:
+        torch.compiler.reset()
+        found: list[torch.fx.GraphModule] = []
+        net = kind(of)
+        net.compile(backend=lambda graph, _: found.append(graph) or graph)
+        net(torch.ones(2, 4))
+        return len(found)
+
+    alone = graphs(12)
+    with outermost_calls(lambda _, ordinary: ordinary):
+        assert graphs(12) == alone

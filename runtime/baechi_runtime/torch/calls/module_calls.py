@@ -52,13 +52,16 @@ def outermost_calls(runner: Callable[[nn.Module, Call], Call]) -> Iterator[None]
         if torch.compiler.is_dynamo_compiling():
             return plain(module, *args, **kwargs)
         if getattr(inside, "now", False) or inside_backward():
-            torchs_own = str(type(module).forward.__module__).startswith("torch.")  # traces follow this, too
+            # Traces of ours follow this, too. The script's own compiler sees of torch's code what it sees without us.
+            torchs_own = getattr(inside, "ours", True) and str(type(module).forward.__module__).startswith("torch.")
             return (through if torchs_own else plain)(module, *args, **kwargs)
-        inside.now = True
+        inside.now, ordinary = True, partial(plain, module)
         try:
-            return runner(module, partial(plain, module))(*args, **kwargs)
+            run = runner(module, ordinary)
+            inside.ours = run is not ordinary
+            return run(*args, **kwargs)
         finally:
-            inside.now = False
+            inside.now, inside.ours = False, True
 
     pass_over(call.__code__)  # else all modules behind graph breaks share its few traces; torch's own, which need them, share `through`'s
     nn.Module.__call__ = call  # type: ignore[method-assign]
