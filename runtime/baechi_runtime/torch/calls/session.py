@@ -326,7 +326,7 @@ class Session:
         with progress(f"capturing a training call of {self.name}"):
             call = captured_call(self.settings.request, given, self.name, self.module(), self._parts or 1)
         if not any(part.trains for part in call.captured.fragments):
-            raise CaptureError("no output has a gradient, so there is nothing to train")
+            raise CaptureError("no output of what TorchDynamo traced has a gradient, so there is nothing to train")
         if why := call.captured.why_whole:
             if self.settings.strict:
                 raise CaptureError(f"the batch can't be split: {why}")
