@@ -128,7 +128,7 @@ def _told(value: Any) -> str:
 def _seen(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {value.dtype} {value.device} {value.requires_grad}"
-    return type(value).__name__
+    return repr(value) if value is None or isinstance(value, _PLAIN) else type(value).__name__
 
 
 def _source(kind: type) -> str:
@@ -161,6 +161,7 @@ def _surroundings(choices: Mapping[str, Any], devices: Sequence[TorchDevice]) ->
         "devices": [(d.name, str(d.torch_device), d.clock_name, d.share, d.node) for d in devices],
         "versions": versions(),
         "numbers": (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()),
+        "cudnn": (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark),
         "choices": dict(choices),
     }
 
