@@ -199,8 +199,8 @@ class _Call:
     def run_again(self) -> dict[int, Tensor]:
         """The outputs, by their numbers, of another run of the fragment as the user's code runs it, from the same random state.
 
-        It starts from aliases of the arguments: gradients of one that another was computed from have no part that goes through the other,
-        which the caller's own backward pass adds.
+        Where an argument was computed from another, or is another, it starts from aliases: gradients of one then have no part that goes
+        through the other, which the caller's own backward pass adds. Of leaves autocast keeps a copy for all that read them, of aliases not.
         """
         if not self.args:
             raise RuntimeError(_FREED)
@@ -208,7 +208,9 @@ class _Call:
         self._require_unchanged([i for i in range(len(self.args)) if i not in written], list(self._outputs))
         buffers = {i: self._before.get(i, self.args[i]).detach().clone() for i in written}
         with torch.enable_grad(), outside_vmap(), ExitStack() as stack:
-            self._starts = {i: a.view_as(a) if a.layout == torch.strided else a for i in self.wanted for a in (self.args[i],)}
+            self._starts = {i: self.args[i] for i in self.wanted}
+            if len({*map(id, self._starts.values())}) < len(self._starts) or not all(a.is_leaf for a in self._starts.values()):
+                self._starts = {i: a.view_as(a) if a.layout == torch.strided else a for i, a in self._starts.items()}
             args = [buffers.get(i, self._starts.get(i, a)) for i, a in enumerate(self.args)]
             stack.enter_context(under(self.autocast))
             if self.random is not None and (device := self.loaded.part.draws_on) is not None:
