@@ -200,7 +200,7 @@ class _Call:
         """The outputs, by their numbers, of another run of the fragment as the user's code runs it, from the same random state.
 
         Where an argument was computed from another, or is another, it starts from aliases: gradients of one then have no part that goes
-        through the other, which the caller's own backward pass adds. Of leaves autocast keeps a copy for all that read them, of aliases not.
+        through the other, which the caller's own backward pass adds. Of leaves autocast keeps a copy for all readers, of aliases not.
         """
         if not self.args:
             raise RuntimeError(_FREED)
