@@ -20,7 +20,7 @@ from baechi_ext.capture.torch_joint import PART, Binding, BoundOp, CaptureOption
 from baechi_ext.capture.torch_parts import normalising
 from baechi_ext.capture.torch_private import distributions_unchecked, draws, is_foreign, joint_graph, with_node_notes, without_values
 from baechi_ext.capture.torch_recurrent import recurrent_layers_kept
-from baechi_ext.capture.torch_returned import Returned, computed_with, flat_module
+from baechi_ext.capture.torch_returned import Returned, ancestors, computed_with, consumed, flat_module
 from baechi_ext.capture.torch_split import split_batch
 from baechi_ext.capture.why_not import tracing
 from baechi_ext.errors import CaptureError
@@ -65,7 +65,7 @@ class CapturedFragment:
     written: tuple[int, ...]
     """Arguments whose new values the fragment computes: buffers."""
     consumed: frozenset[int]
-    """Those of them whose old values its outputs are made of."""
+    """Those of them whose values its outputs are made of; not of what BatchNorm only averages."""
     returned: tuple[Returned, ...]
     differentiable: tuple[bool, ...]
     """For each output of the graph, whether a gradient of it counts."""
@@ -361,7 +361,6 @@ class _FragmentsBuilder(_Builder):
         argument = {name: i for i, name in reversed(state.items())}
         read = self._read_for(k)
         saved_args, saved_outputs = self._saved(k, argument, read)
-        behind_outputs = {nodes.state[n] for n in _ancestors(nodes.outputs) if n in nodes.state}
         return CapturedFragment(
             forward_ops=forward_ops,
             backward_ops=backward_ops,
@@ -369,7 +368,7 @@ class _FragmentsBuilder(_Builder):
             first_input=self.first_input[k],
             state=state,
             written=tuple(argument[self.state_names[n]] for n in nodes.buffer_values),
-            consumed=frozenset(argument[self.state_names[n]] for n in nodes.buffer_values if n in behind_outputs),
+            consumed=frozenset(argument[self.state_names[n]] for n in consumed(nodes.outputs, nodes.state, nodes.buffer_values)),
             returned=self.traced[k].returned,
             differentiable=tuple(i in nodes.tangents for i in range(len(nodes.outputs))),
             reached_by=_reached_by(nodes, {n: argument[self.state_names[n]] for n in nodes.gradients}),
@@ -438,7 +437,7 @@ def _forward_nodes(nodes: _Nodes) -> "set[fx.Node]":
     from."""
     behind = _behind(nodes.calls, nodes.tangents.values())
     kept = [n for n in nodes.calls if n.meta.get("partitioner_tag") == "is_forward" and n not in behind]
-    return _ancestors([*nodes.outputs, *nodes.buffer_values.values(), *kept])
+    return ancestors([*nodes.outputs, *nodes.buffer_values.values(), *kept])
 
 
 def _require_unwritten(nodes: _Nodes, forward: "set[fx.Node]") -> None:
@@ -488,13 +487,3 @@ def _made_from(nodes: _Nodes) -> dict[int, frozenset[int]]:
     for node in nodes.calls:
         behind[node] = frozenset().union(*({trained[n]} if n in trained else behind.get(n, ()) for n in node.all_input_nodes))
     return {trained[n]: others for n, others in behind.items() if n in trained} if len(trained) > 1 else {}
-
-
-def _ancestors(nodes: "Iterable[fx.Node]") -> "set[fx.Node]":
-    found: set[fx.Node] = set()
-    todo = list(nodes)
-    while todo:
-        if (node := todo.pop()) not in found:
-            found.add(node)
-            todo += node.all_input_nodes
-    return found

@@ -1,6 +1,6 @@
 """The tensors that a fragment is to compute, of which no two share memory, and how what it returns is made of these."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -113,3 +113,25 @@ def _view_of(value: "torch.Tensor", base: "torch.Tensor", **source: int) -> Retu
         )
     view = (tuple(value.shape), tuple(value.stride()), int(value.storage_offset() - base.storage_offset()))
     return Returned(**source, view=view, detached=base.requires_grad and not value.requires_grad)
+
+
+def ancestors(nodes: "Iterable[fx.Node]") -> "set[fx.Node]":
+    found: set[fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        if (node := todo.pop()) not in found:
+            found.add(node)
+            todo += node.all_input_nodes
+    return found
+
+
+def consumed(outputs: "Iterable[fx.Node]", state: "Mapping[fx.Node, str]", new_values: "Mapping[str, fx.Node]") -> list[str]:
+    """The buffers with new values whose old or new ones outputs are made of; an old one that only a normalising op reads, to average it,
+    is in no output."""
+    behind = ancestors(outputs)
+
+    def is_read(node: "fx.Node") -> bool:
+        return any(reader in behind and "batch_norm" not in str(reader.target) for reader in node.users)
+
+    old = {state[node] for node in behind if node in state and is_read(node)}
+    return [name for name, value in new_values.items() if name in old or value in behind]

@@ -1,6 +1,7 @@
 """Arguments and results of placed calls that are tied to each other: computed from one another, one memory, one count of changes."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import baechi_ext
+from baechi_runtime.torch.calls.module_call import call_of
 
 Use = Callable[[nn.Module, int], list[float]]
 
@@ -175,3 +177,33 @@ def test_memory_that_is_shared() -> None:
         ([0], [flat.view(3, 4).t(), torch.zeros(12)], False),
     ]
     assert [share_memory(written, args) for written, args, _ in cases] == [expected for *_, expected in cases]
+
+
+class Centred(nn.Module):
+    """What BatchNorm averages is read, too."""
+
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.a, self.norm, self.b, self.reads = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1), reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.a(x))
+        return self.b((h - self.norm.running_mean) ** 2 if self.reads else h.sin())
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_gradients_of_gradients_start_from_the_averages_as_they_were(*, reads: bool) -> None:
+    """They started from those that the call had left. Where nobody reads them, nothing is copied for it."""
+    kept = []
+
+    def use(module: nn.Module, _: int) -> list[float]:
+        x = torch.randn(16, 8, requires_grad=True)
+        (gradient,) = torch.autograd.grad((module(x) * torch.arange(16.0)[:, None]).sum(), x, create_graph=True)
+        module.zero_grad()
+        gradient.square().mean().backward()
+        if (call := call_of(module)) is not None:
+            kept.extend(f.loaded.part.consumed for f in call.session.fragments if f.loaded is not None)
+        return [gradient.square().sum().item(), module.a.weight.grad.square().sum().item(), module.norm.running_mean.sum().item()]
+
+    same(partial(Centred, reads=reads), use)
+    assert {len(consumed) for consumed in kept} == {int(reads)}

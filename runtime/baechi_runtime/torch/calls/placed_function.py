@@ -112,7 +112,7 @@ class _Call:
             self.random = state_of(part.draws_on)
         if part.calls_others:
             self.foreign = RandomState()
-        self._before = {i: args[i].detach().clone() for i in self.loaded.counted if i in part.consumed}
+        self._before = {i: args[i].detach().clone() for i in part.consumed}
         try:
             outputs, self.kept, self._forward_times = self.placed.forward(args)
         except BaechiError:
