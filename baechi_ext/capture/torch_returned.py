@@ -116,6 +116,7 @@ def _view_of(value: "torch.Tensor", base: "torch.Tensor", **source: int) -> Retu
 
 
 def ancestors(nodes: "Iterable[fx.Node]") -> "set[fx.Node]":
+    """The nodes, and all that they are computed from."""
     found: set[fx.Node] = set()
     todo = list(nodes)
     while todo:

@@ -130,7 +130,7 @@ def test_links_and_memory_can_be_overridden(run: Run, graph: Path, plan: Path) -
 
 
 def test_so_many_devices_send_as_the_plans_own_do(run: Run, tmp_path: Path, plan: Path) -> None:
-    """Of a's 50 bytes, from 10 on, and b's, from 20 on, the latter do not wait for the former."""
+    """Transfers of a's 50 bytes, from 10 on, and of b's, from 20 on: the latter do not wait for the former."""
     graph = write(tmp_path / "g.json", a_graph(edges=[("a", "c", 50), ("b", "c", 50)]))
     value = {key: found for key, found in json.loads(plan.read_text()).items() if key != "op_digests"}
     value["cluster"]["parallel_transfers"] = True

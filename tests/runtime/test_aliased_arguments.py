@@ -15,7 +15,7 @@ Use = Callable[[nn.Module, int], list[float]]
 
 
 def seen(make: Callable[[], nn.Module], use: Use, steps: int = 6) -> list[list[list[float]]]:
-    """What `use` returns in each step of a module as it is, and of the same placed."""
+    """The values of `use` in each step of a module as it is, and of the same placed."""
     found = []
     for placed in (False, True):
         torch.compiler.reset()
@@ -180,7 +180,7 @@ def test_memory_that_is_shared() -> None:
 
 
 class Centred(nn.Module):
-    """What BatchNorm averages is read, too."""
+    """Reads what BatchNorm averages, too."""
 
     def __init__(self, *, reads: bool) -> None:
         super().__init__()

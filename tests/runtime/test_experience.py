@@ -178,7 +178,7 @@ def test_what_is_too_small() -> None:
 
 
 def test_a_verdict_is_for_the_same_numbers_and_autocast() -> None:
-    """How often a shared block runs may be an attribute or an argument."""
+    """An attribute or an argument may say how often a shared block runs."""
 
     def parts(times: int, *more: object) -> list[object]:
         module = nn.Sequential(nn.Linear(4, 4))
