@@ -68,7 +68,7 @@ METHODS: dict[str, Method] = {
     ),
     "round_robin": Method("baechi_ext.place.baselines:round_robin", "groups dealt to the devices in turn", ordered=True),
     "random": Method("baechi_ext.place.baselines:random", "each group on a device drawn at random, by --seed", ordered=True),
-    "exact": Method("baechi_ext.place.exact.placer:exact", "proven optimal up to about 16 ops; beyond, the best found by --time_limit"),
+    "exact": Method("baechi_ext.place.exact.placer:exact", "proven optimal up to about 20 ops; beyond, the best found by --time_limit"),
     "expert": Method("baechi_ext.place.baselines:expert", "where the model's author would put each layer, or --expert_file"),
 }
 

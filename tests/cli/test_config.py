@@ -89,7 +89,7 @@ def test_a_script_and_its_arguments(tmp_path: Path) -> None:
         ("train", "num_device = 2", "'num_device' is not a flag of baechi train; the nearest is --num_devices"),
         ("place g.json", "batch_size = 2", "'batch_size' is not a flag of baechi place"),
         ("compare", 'placement_method = "m_etf"', "the nearest is --placement_methods"),
-        ("train", "qqqqqq = 2", "baechi COMMAND --help lists them"),
+        ("train", "qqqqqq = 2", "baechi COMMAND --help_all lists them"),
         ("train", 'config = "other.toml"', "'config' is for the command line alone; drop it"),
         ("train", "batch_size = 0", "batch_size: '0' is not a whole number of at least 1"),
         ("train", "batch_size = true", "batch_size is True; expected a value"),
@@ -98,7 +98,7 @@ def test_a_script_and_its_arguments(tmp_path: Path) -> None:
         ("train", "grappler = true", "--grappler is a flag of Baechi's that is not taken: choose a search with --placement_method"),
         ("train", 'script_args = "x"', "script_args is 'x'; expected a list of arguments"),
         ("train", "batch_size =", "is not valid TOML"),
-        ("train", "nosuch_key = 2", "'nosuch_key' is not a flag of baechi train; baechi COMMAND --help lists them"),
+        ("train", "nosuch_key = 2", "'nosuch_key' is not a flag of baechi train; baechi COMMAND --help_all lists them"),
         ("place g.json", 'pin = ["a=0", "b"]', "pin: 'b' is not a pin; write PATTERN=DEVICE"),
     ],
 )
@@ -171,7 +171,7 @@ def test_a_long_value_is_cut_and_its_control_characters_are_shown(run: Run, tmp_
     key = "x" * 3000 + r"\u001b[31m"
     code, _, err = run("train", f"--config={file_of(tmp_path, f'{chr(34)}{key}{chr(34)} = 1')}")
     assert (code, len(err) < 700, "\x1b" in err) == (2, True, False)
-    assert "is not a flag of baechi train; baechi COMMAND --help lists them" in err
+    assert "is not a flag of baechi train; baechi COMMAND --help_all lists them" in err
 
 
 def test_without_pyyaml_only_yaml_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

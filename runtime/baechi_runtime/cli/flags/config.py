@@ -142,7 +142,7 @@ def _of_yaml(path: str, text: str) -> object:
 
 def _nearest(name: str, actions: Mapping[str, argparse.Action]) -> str:
     near = difflib.get_close_matches(f"--{name}", actions, n=1, cutoff=_NEAR)
-    return f"; the nearest is {near[0]}" if near else "; baechi COMMAND --help lists them"
+    return f"; the nearest is {near[0]}" if near else "; baechi COMMAND --help_all lists them"
 
 
 def _words(what: str, name: str, action: argparse.Action, value: Any) -> list[str]:

@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}{near}" if near else e.message) from e
 
     def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{message}; see {self.prog} --help")
+        raise OptionError(f"{message}; see {self.prog} {'--help_all' if self._first else '--help'}")
 
 
 class _HelpAll(argparse.Action):

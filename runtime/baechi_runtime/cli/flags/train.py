@@ -161,8 +161,8 @@ _DEVICES: dict[str, Flag] = {
     "compile": (kinds.SWITCH, "also measure the unplaced step under torch.compile on one device, and compare the plan with it"),
     "workers": (
         WORKERS,
-        "thread: all devices in this process; process: a process per device, with memory of its own (default thread; for TensorFlow "
-        "process)",
+        "thread: all devices in this process; process: a process per device, with memory of its own (default thread; process for "
+        "TensorFlow's CPU workers and --sharding)",
     ),
     "cluster_hosts": (
         Kind(_hosts, "HOST:PORT,..."),
@@ -194,7 +194,11 @@ _COSTS: dict[str, Flag] = {
 _RUN: dict[str, Flag] = {
     "num_steps": (kinds.COUNT, "measured steps of each variant (default %(default)s)", 15),
     "timeout": (kinds.TIMEOUT, "for a device to answer (default %(default)g)", 300.0),
-    "out": (kinds.DIR, "keep graph, profile, plan, a measured step and the report there as JSON, and the flags as config.toml"),
+    "out": (
+        kinds.DIR,
+        "keep graph, profile, plan, a measured step (none where it is a CUDA graph; --no_cuda_graphs records one) and the report there as "
+        "JSON, and the flags as config.toml",
+    ),
     "json": (kinds.SWITCH, "print the report as JSON"),
 }
 _TENSORBOARD = (
