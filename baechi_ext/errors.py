@@ -99,7 +99,7 @@ class MeasurementError(BaechiError):
 
 
 class OptionError(BaechiError):
-    """An option has a value nothing can be done with; lists the valid ones."""
+    """An option has a value nothing can be done with; says what to give instead."""
 
 
 class InfeasibleError(BaechiError):

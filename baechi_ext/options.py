@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 class ApplyOptions(TypedDict, total=False):
     """The options of `Run.apply`. A module takes all but `num_steps`, a TensorFlow step all but that and `strict`, a built-in model
-    `num_steps` and `timeout_seconds`, a graph none."""
+    `num_steps` and `timeout_seconds`, a graph none. CUDA devices run CUDA graphs, as for `PlanOptions`."""
 
     verify_steps: int
     """Number of first calls of each fragment that are also run as they are, with everything compared (2); later ones are too, more and
@@ -28,7 +28,8 @@ class ApplyOptions(TypedDict, total=False):
 
 
 class PlanOptions(TypedDict, total=False):
-    """The options of `plan`."""
+    """The options of `plan`. On CUDA devices plans are for graphs; only `parallelize(cuda_graphs=False)` and `--no_cuda_graphs` turn them
+    off."""
 
     method: str
     """The placement method ("auto"); `baechi place --help` lists all."""

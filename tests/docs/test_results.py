@@ -251,8 +251,8 @@ def test_searches_in_speed() -> None:
 
 def test_kept_memory() -> None:
     gains = {row["model"]: row["gain"] for row in read("kept_memory.json")["rows"] if "gain" in row}
-    of = "an eager step of `gpt2` with 50,257 words is {:.2f} times as fast, of `alexnet` {:.2f} times"
-    assert of.format(gains.pop("gpt2/50257"), gains.pop("alexnet")) in page("docs/run.md")
+    (most,) = {f"{gains.pop(name):.2f}" for name in ("gpt2/50257", "alexnet")}
+    assert f"an eager step of `gpt2` (50,257 words) or `alexnet` is {most} times as fast" in page("docs/run.md")
     assert f"the other models' steps are {min(gains.values()):.2f} to {max(gains.values()):.2f} times as fast" in page("docs/run.md")
 
 
@@ -292,7 +292,8 @@ def test_a_users_loop_on_one_gpu() -> None:
         assert f"{found['graphs']['loss']:.1e}" == f"{found['op by op']['loss']:.1e}" == loss
         worth.append(statistics.median(found["graphs"]["samples_ms"]) / statistics.median(found["reduce-overhead"]["samples_ms"]))
     assert shown == []
-    assert "Placed graphs take {:.2f} and {:.2f} times as long as compiled ones".format(*worth) in page("docs/speed.md")
+    compiled = "ones compiled with `mode=\"reduce-overhead\"`"
+    assert "Placed graphs take {:.2f} and {:.2f} times as long as ".format(*worth) + compiled in page("docs/speed.md")
 
 
 def test_a_host_that_changes_its_speed() -> None:
