@@ -43,15 +43,15 @@ def part_of(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
-CHOICE = {
+FLAGS = {
+    "--set": some_of((*SETS, "captured"), ["tuning"]),
+    "--methods": some_of(METHODS),
+    "--anneal_seconds": 60.0,
     "--cases": {"type": lambda text: text.split(","), "default": [], "help": "only cases whose name contains one of these"},
     "--part": {"type": part_of, "default": (1, 1), "metavar": "I/N", "help": "only every N-th case, from the I-th on"},
     "--time_limit": {"type": float, "default": 60.0, "help": "for solvers and searches, seconds (default %(default)s)"},
     "--hard_limit": {"type": float, "default": 600.0, "help": "seconds after which a process is killed (default %(default)s)"},
 }
-"""Flags of all that runs methods on these cases."""
-ALL_SETS = (*SETS, "captured")
-FLAGS = {"--set": some_of(ALL_SETS, ["tuning"]), "--methods": some_of(METHODS), "--anneal_seconds": 60.0, **CHOICE}
 
 
 def chosen_cases(args: argparse.Namespace) -> Iterator[AnyCase]:
@@ -65,7 +65,7 @@ def chosen_cases(args: argparse.Namespace) -> Iterator[AnyCase]:
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Measures what the file lacks, method by method."""
     options = {key: getattr(args, key) for key in ("time_limit", "anneal_seconds", "hard_limit")}
-    found = {"options": options, "cases": kept(args.out, options)["cases"]}
+    found = {"options": options, "cases": kept(args.out, options)}
     for case in chosen_cases(args):
         hinted = any(op.expert is not None for op in case.graph.ops)
         columns = {ANNEALING: partial(beside, args)}
@@ -75,14 +75,15 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     yield found
 
 
-def kept(out: Path | None, options: Row, releases: Row | None = None) -> Row:
-    """The file's content to go on with, cases and releases. Exits where it was made with other options, or other ones of the releases."""
-    now = {"options": options, **(releases or {})}
-    found = {"cases": {}, "releases": {}, **now} if out is None or not out.exists() else read_json(out, "result")
-    was = {"options": found.get("options"), **found.get("releases", {})}
-    if any(was[key] != now[key] for key in was.keys() & now.keys()):
-        raise SystemExit(f"error: {out} was made with {was}, not {now}; give the same options or another --out")
-    return found
+def kept(out: Path | None, options: Row) -> Row:
+    """The cases of the file to go on with. Exits where it was made with other options."""
+    if out is None or not out.exists():
+        return {}
+    found = read_json(out, "result")
+    if found.get("options") != options:
+        raise SystemExit(f"error: {out} was made with {found.get('options')}, not {options}; give the same options or another --out")
+    cases: Row = found["cases"]
+    return cases
 
 
 def fill(cases: Row, case: AnyCase, columns: dict[str, Callable[[Sequence[Path]], Cell]]) -> Iterator[Cell]:
@@ -115,12 +116,12 @@ def beside(args: argparse.Namespace, files: Sequence[Path]) -> Cell:
     return in_fresh_process(annealed, str(files[0]), str(files[1]), args.anneal_seconds)
 
 
-def placed(args: argparse.Namespace, method: str, case: AnyCase, files: Sequence[Path], options: Sequence[str] = ()) -> Cell:
-    """The plan of one method, with further options of `baechi place`, as the simulator sees it here."""
+def placed(args: argparse.Namespace, method: str, case: AnyCase, files: Sequence[Path]) -> Cell:
+    """The plan of one method, as the simulator sees it here."""
     graph, cluster, plan = files
     plan.unlink(missing_ok=True)
     words = [str(graph), f"--cluster={cluster}", f"--placement_method={method}", f"--time_limit={args.time_limit}", f"--out={plan}"]
-    ended = child(command_of("baechi_ext", "place", *words, "--json", *options), args.hard_limit, surroundings())
+    ended = child(command_of("baechi_ext", "place", *words, "--json"), args.hard_limit, surroundings())
     if ended.code != 0:
         return {**failed(ended), "wall_seconds": ended.seconds}
     found = Plan.load(plan, case.graph, case.cluster)

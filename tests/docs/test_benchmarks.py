@@ -1,4 +1,4 @@
-"""The benchmarks that pages and results name exist, and have the flags they are named with: as each says itself."""
+"""The benchmarks that pages and results name exist, or did at the commit named, and have the flags they are named with."""
 
 import contextlib
 import io
@@ -18,7 +18,7 @@ RECORDED = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in sor
 COMMANDS = [(path.name, shlex.split(found["command"])) for path, found in RECORDED if isinstance(found.get("command"), str)]
 COMMANDS += [(page.name, words) for page in PAGES for words in page.commands()]
 NAMED = [
-    (where, word.removeprefix("benchmarks."), words[i + 1 :])
+    (where, word.removeprefix("benchmarks."), words[i + 1 :], words[:2] == ["git", "checkout"])
     for where, words in COMMANDS
     for i, word in enumerate(words)
     if i and words[i - 1] == "-m" and word.startswith("benchmarks.")
@@ -35,11 +35,14 @@ def flags_of(name: str) -> set[str]:
     return set(re.findall(r"--[a-z]\w*", printed.getvalue()))
 
 
-@pytest.mark.parametrize(("where", "name", "words"), NAMED, ids=[f"{where}-{name}-{i}" for i, (where, name, _) in enumerate(NAMED)])
-def test_benchmarks_and_their_flags_exist(where: str, name: str, words: list[str]) -> None:
-    assert (ROOT / "benchmarks" / f"{name}.py").exists() or (ROOT / "benchmarks" / name / "__main__.py").exists()
-    own = takewhile(lambda word: word != "--", words)  # what follows is for another command
-    assert {word.partition("=")[0] for word in own if word.startswith("--")} <= flags_of(name), where
+@pytest.mark.parametrize(("where", "name", "words", "retired"), NAMED, ids=[f"{named[0]}-{named[1]}-{i}" for i, named in enumerate(NAMED)])
+def test_benchmarks_and_their_flags_exist(where: str, name: str, words: list[str], retired: bool) -> None:
+    """A command that begins with `git checkout` has a script of that commit, which is here no more."""
+    exists = (ROOT / "benchmarks" / f"{name}.py").exists() or (ROOT / "benchmarks" / name / "__main__.py").exists()
+    assert exists != retired
+    if exists:
+        own = takewhile(lambda word: word != "--", words)  # what follows is for another command
+        assert {word.partition("=")[0] for word in own if word.startswith("--")} <= flags_of(name), where
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
@@ -48,4 +51,4 @@ def test_every_benchmark_can_be_imported(path: Path) -> None:
 
 
 def test_benchmarks_are_named() -> None:
-    assert len({name for _, name, _ in NAMED}) >= 10
+    assert len({name for _, name, _, retired in NAMED if not retired}) >= 10

@@ -277,7 +277,7 @@ def test_every_command_is_that_of_a_committed_result(name: str) -> None:
         command = result.get("command")
         commands |= set(command) if isinstance(command, list) else {command}
     page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    said = re.findall(r"^    (python -m benchmarks\..*)$", page, re.MULTILINE)
+    said = re.findall(r"^    ((?:git checkout \w+ && )?python -m benchmarks\..*)$", page, re.MULTILINE)
     assert said
     for line in said:
         assert line in commands, line
