@@ -198,7 +198,7 @@ def test_exit_codes_and_exceptions_are_the_scripts_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_a_script_raises_on_one_worker_is_shown(tmp_path: Path, rank: int) -> None:
-    """The other one, which waits for it, only echoes it."""
+    """The other one, which waits for it, only echoes it; nobody waits for its goodbye until a time is out, which torch would warn of."""
     script = tmp_path / "raises.py"
     raises = f"if os.environ['RANK'] == '{rank}' and step == 3:\n        raise ValueError('mine')"
     script.write_text("import os\n" + LOOP.replace("import baechi_ext\n", ALONE).replace("norm =", f"{raises}\n    norm ="))
@@ -208,6 +208,7 @@ def test_what_a_script_raises_on_one_worker_is_shown(tmp_path: Path, rank: int) 
     said = f"error: the worker of device {rank} ended with exit code 1 and its last words are above; the worker of device {1 - rank} said: "
     assert err.splitlines()[-1].startswith(said)
     assert err.endswith("where one alone does what takes longer than 120 s, raise --timeout\n")
+    assert ("timed out" in err, "GLHF" in err) == (False, False)
 
 
 def test_a_script_says_error_itself(tmp_path: Path) -> None:

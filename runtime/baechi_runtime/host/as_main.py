@@ -53,6 +53,8 @@ def _code_of(path: Path, arguments: tuple[str, ...]) -> Any:
             _leave(begun.tb_frame.f_globals)
         if isinstance(e, SystemExit):
             return e.code
+        # As Python itself leaves what nobody caught: whoever ends with the process looks there.
+        sys.last_type, sys.last_value, sys.last_traceback = type(e), e, begun or e.__traceback__
         sys.excepthook(type(e), e.with_traceback(begun or e.__traceback__), e.__traceback__)
         return 1
     return 0

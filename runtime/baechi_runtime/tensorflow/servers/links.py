@@ -22,10 +22,10 @@ from baechi_runtime.tensorflow.servers.devices import Devices, Server
 
 T = TypeVar("T")
 
-_WARMUP, _REPEATS = 2, 9
+_WARMUP, _REPEATS = 1, 5
 _TRIPS = 4
 """Round trips in a row."""
-_TRANSFERS, _FEWEST_TRANSFERS, _BYTES_IN_ALL = 48, 4, 2**24
+_TRANSFERS, _FEWEST_TRANSFERS, _BYTES_IN_ALL = 24, 4, 2**24
 """Bounds on the transfers of one size in a run that computes meanwhile."""
 _SIDE = 128
 """Side of square matrices whose product takes some 0.04 ms."""
@@ -35,7 +35,7 @@ _MOST_WORK_US = 100_000
 """Most work in one run."""
 _EVERY = 3
 """Distance between the sizes whose charges are taken: they lie on a line."""
-_FEWEST_REPEATS, _ENOUGH_SECONDS = 3, 1.5
+_FEWEST_REPEATS, _ENOUGH_SECONDS = 3, 0.5
 """Fewest runs of one size, and when they are enough: on a busy machine a run takes long, and more of them would not make it quiet."""
 _LEAST_US = 0.1
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from baechi_ext.capture.torch_autocast import without_autocast
 from baechi_ext.capture.torch_fragments import OUTPUTS, CapturedCall
 from baechi_ext.capture.torch_private import dense_parts, no_view
-from baechi_ext.errors import BaechiError, ExecutionError, OptionError, ParityError, first_line
+from baechi_ext.errors import BaechiError, ExecutionError, OptionError, ParityError
 from baechi_ext.ir.plan import Plan
 from baechi_ext.place.common import PlanResult
 from baechi_ext.place.trial import Trial
@@ -42,7 +42,7 @@ from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers
 from baechi_runtime.torch.lowering.op_error import explained
 from baechi_runtime.torch.lowering.ops import LoweredProgram, Slots, StepContext
 from baechi_runtime.torch.processes import heartbeat
-from baechi_runtime.torch.processes.channels import LostPeerError, Phase, channels_of
+from baechi_runtime.torch.processes.channels import LostPeerError, Phase, channels_of, reason
 from baechi_runtime.torch.processes.environment import is_worker, worker_place
 from baechi_runtime.torch.processes.executor import ProcessExecutor, RankCapture, follow
 from baechi_runtime.torch.processes.rank_part import logged
@@ -181,7 +181,7 @@ class Workers:
             exchange()
         except RuntimeError as e:
             raise LostPeerError(
-                f"worker {self.group.rank} gave up waiting for another one ({first_line(e)[-120:]}); check whether all workers "
+                f"worker {self.group.rank} gave up waiting for another one ({reason(e)}); check whether all workers "
                 "still run, and whether they make the same calls in the same order; where one alone does what takes longer than "
                 f"{self.group.timeout_seconds:g} s, raise --timeout"
             ) from e

@@ -123,8 +123,8 @@ def in_order_of_ends(timeline: Timeline) -> list[int]:
 
 
 def reason(error: RuntimeError) -> str:
-    """The end of an error's message."""
-    return first_line(error)[-120:]
+    """The end of what an error says, gloo's advice to whoever reports it left out."""
+    return first_line(error).partition(" This is typically")[0][-120:]
 
 
 class Going:
