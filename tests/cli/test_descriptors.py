@@ -9,7 +9,7 @@ from baechi_runtime.files.run_folder import RunFolder
 from tests.runtime.trainings import STEP, baechi
 from tests.runtime.workers import finish, only_error
 
-EACH_TIME = (("thread", ">&-"), ("process", "2>&-"), ("process", "<&- >&- 2>&-"))
+EACH_TIME = (("thread", ">&-"), ("process", "<&- >&- 2>&-"))
 
 
 @pytest.mark.parametrize(

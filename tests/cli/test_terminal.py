@@ -99,7 +99,7 @@ def test_ctrl_c_in_a_search_leaves_a_cursor_and_a_whole_plan(tangled: Path, tmp_
     assert list(out.parent.iterdir()) == [out]
 
 
-@pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.parametrize("workers", [pytest.param("thread", marks=pytest.mark.slow), "process"])
 def test_a_training_whose_terminal_is_gone_keeps_its_checkpoint(tmp_path: Path, workers: str) -> None:
     flags = (f"--checkpoint={tmp_path}", "--checkpoint_every=1000000", "--train_steps=1000000", f"--workers={workers}")
     ours, theirs = pty.openpty()

@@ -73,7 +73,7 @@ def test_the_loss_falls(space: str, rate: float) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", [pytest.param(space, marks=[pytest.mark.slow] if space == "micro" else []) for space in SPACES])
 def test_the_same_seed_gives_the_same_graph(space: str) -> None:
     first, second = (capture_joint(*built(space, 2), CaptureOptions(), space)[0] for _ in range(2))
     assert first.fingerprint == second.fingerprint

@@ -22,9 +22,11 @@ from tests.torch_steps import SMALL_MODELS, narrow_step
 METHODS = {1: ("single",), 2: ("m_sct", "m_etf", "m_topo", "contiguous"), 4: ("m_sct",)}
 EXPERTS = {"wide_towers", "gnmt_v2"}
 """Models with hints where an expert would put their layers."""
+LIKE_OTHERS = {"resnet101"}
+"""Large models without a structure that the others lack."""
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] if name in LIKE_OTHERS else []) for name in MODELS])
 def captured(request):
     """(step, costed graph, binding) of a model at a small size, profiled for real."""
     step = narrow_step(request.param, SMALL_MODELS[request.param], optimizer_spec("momentum", 0.01))

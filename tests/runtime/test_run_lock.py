@@ -169,7 +169,7 @@ def test_what_another_users_run_holds(monkeypatch: pytest.MonkeyPatch, shared: P
         assert (shared / NAME).exists()
 
 
-@pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.parametrize("workers", [pytest.param("thread", marks=pytest.mark.slow), "process"])
 def test_two_trainings_into_one_checkpoint(tmp_path: Path, workers: str) -> None:
     """The second one ends at once, and the first one's losses are those of an undisturbed run."""
     costs = costs_of(tmp_path)

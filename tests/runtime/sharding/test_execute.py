@@ -28,7 +28,7 @@ def test_split_steps_equal_whole_ones(processes: int, differences: Differences) 
 
 
 @pytest.mark.parametrize("task", ["captured", pytest.param("the rest", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_captured_models_split_by_all_strategies_equal_whole_ones(processes: int, task: str, differences: Differences) -> None:
     found = differences(task, processes)
     tried = len(sampled(processes))
