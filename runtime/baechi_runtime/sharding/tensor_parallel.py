@@ -87,7 +87,6 @@ def _joined(split: Mapping[fx.Node, tuple[str, str]]) -> dict[str, str]:
         if all(reader in split and split[reader][1] == "rowwise" and op_name(reader) == "aten.linear" for reader in readers):
             styles[name] = "colwise"
             styles |= {split[reader][0]: "rowwise" for reader in readers}
-    styles |= {name: "rowwise" for call, (name, style) in split.items() if style == "rowwise" and op_name(call) == "aten.embedding"}
     return styles
 
 

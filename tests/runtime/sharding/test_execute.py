@@ -51,6 +51,6 @@ def test_split_inception_equals_the_whole_one(processes: int, names: tuple[str, 
 
 def test_torch_runs_an_exported_strategy(differences: Differences) -> None:
     found = differences("exported", 2)
-    assert json.loads(found["styles"]) == {"first": "colwise", "second": "rowwise"}
-    assert found["sharded"] == "first.weight first.bias second.weight second.bias"
+    assert json.loads(found["styles"]) == {"places": "rowwise_rep", "up": "colwise", "down": "rowwise"}
+    assert found["sharded"] == "places.weight up.weight up.bias down.weight down.bias"
     assert found["difference"] == ""

@@ -27,10 +27,11 @@ from baechi_runtime.sharding.execute import ShardedStep, check_parity
 from baechi_runtime.sharding.layout import Argument, Layout, make_mesh, mesh_shape
 from baechi_runtime.sharding.moves import move, part_shape
 from baechi_runtime.sharding.strategies import DATA_PARALLEL, NAMES, PASE, candidates
-from baechi_runtime.sharding.tensor_parallel import parallelize_plan, tensor_parallel_plan
+from baechi_runtime.sharding.tensor_parallel import parallelize_plan
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from tests.pairwise import pairwise
 from tests.runtime.sharding.by_hand import captured_by_hand, strategy
+from tests.runtime.sharding.layers import Layers, plan, words
 from tests.runtime.sharding.small_models import CASES as SMALL
 from tests.runtime.sharding.steps import CASES
 from tests.torch_steps import narrow_step
@@ -196,23 +197,18 @@ def inception(processes: int) -> list[Split]:
 
 def exported(processes: int) -> dict[str, str]:
     """The differences where torch's own parallelize_module runs an exported strategy."""
-    case = CASES["perceptron"]
     torch.manual_seed(1)
-    module, inputs = case.module().eval(), case.inputs()
-    forward = forward_graph(module, inputs)
-    graph = captured_by_hand(forward, case.texts)
-    split = {name: {"n": -1} if name == "linear" else {"k": -1} for name in ("linear", "linear_1")}
-    parts = {call: dict.fromkeys(s, processes) for call, s in split.items()}
-    plan = tensor_parallel_plan(graph, strategy(graph.graph, parts))
+    module, inputs = Layers(), (words(),)
+    found = plan(module, embedding_1={"vocabulary": processes}, linear={"units": processes}, linear_1={"in_units": processes})
     whole = copy.deepcopy(module)
-    parallelize_module(module, make_mesh("cpu", (processes,)), parallelize_plan(plan.styles))
+    parallelize_module(module, make_mesh("cpu", (processes,)), parallelize_plan(found.styles))
     loss, expected = module(*inputs), whole(*inputs)
     loss.backward()
     expected.backward()
     actual = results([loss], {n: p.grad for n, p in module.named_parameters()}, {})
     parity = compare(results([expected], {n: p.grad for n, p in whole.named_parameters()}, {}), actual, TOLERANCE)
     sharded = [n for n, p in module.named_parameters() if isinstance(p, DTensor)]
-    return {"styles": json.dumps(plan.styles), "sharded": " ".join(sharded), "difference": "" if parity.passed else parity.worst}
+    return {"styles": json.dumps(found.styles), "sharded": " ".join(sharded), "difference": "" if parity.passed else parity.worst}
 
 
 MODELS = {
