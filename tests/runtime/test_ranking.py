@@ -10,7 +10,9 @@ import pytest
 from baechi_ext.cost import Profile
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_runtime.drivers import comparing
 from baechi_runtime.drivers.backend import Captured
+from baechi_runtime.drivers.comparison import CompareRequest, Contender
 from baechi_runtime.drivers.pipeline import PlanRequest, plan
 from baechi_runtime.drivers.placement import Placement, place_in_parts
 from baechi_runtime.drivers.ranking import Engine, ranked
@@ -90,6 +92,12 @@ def test_the_next_engine_has_its_turn_where_the_fastest_computes_another_step() 
     assert "is not chosen: it draws other numbers; --sharding=ddp runs it all the same" in notes[0]
 
 
+def test_a_sharding_that_computes_another_step_runs_by_no_flag() -> None:
+    """`--sharding=pase` checks what it runs, too."""
+    _, (note,) = choice(Told({"pase": 200}, 300, refused=("pase",)))
+    assert note.endswith("is not chosen: it draws other numbers")
+
+
 def test_where_all_compute_another_step_the_plan_is_not_rehearsed() -> None:
     told = Told({"ddp": 200}, 300, refused=("ddp",))
     assert choice(told)[0] is None
@@ -104,13 +112,15 @@ def test_a_plan_that_keeps_all_devices_at_work_is_kept_untried() -> None:
 
 @dataclass(frozen=True)
 class Examples(Captured):
+    count: int = 2
+
     @property
     def batch(self) -> int:
-        return 2
+        return self.count
 
 
-def examples(graph: OpGraph) -> Examples:
-    return Examples(graph, graph, Profile(graph.fingerprint, {}, "", 0, {}))
+def examples(graph: OpGraph, count: int = 2) -> Examples:
+    return Examples(graph, graph, Profile(graph.fingerprint, {}, "", 0, {}), count=count)
 
 
 @dataclass
@@ -158,3 +168,16 @@ def test_where_predictions_of_parts_are_in_doubt_real_steps_decide(
         captured, placement = place_in_parts(source, whole, (cluster_of(2), None))
         assert (captured is not whole) == (op_us < 100)
         assert "predicted" in placement.result.notes[-1]
+
+
+@pytest.mark.parametrize(("count", "speeds"), [(1, (1.0, 1.0)), (2, (1.0, 0.3))])
+def test_a_comparison_tries_no_single_part(count: int, speeds: tuple[float, float]) -> None:
+    """It would be the whole batch. The engines are tried all the same."""
+    cluster = cluster_of(2, speeds=speeds)
+    whole, engines = examples(CHAIN, count), Told({"ddp": 1000.0, "pase": 1000.0}, 300)
+    request = CompareRequest(TrainRequest("chain", PlanRequest(), microbatches=None), {"auto": PlanRequest()})
+    backend: Any = None  # which nobody asks
+    auto = Contender("auto", plan(CHAIN, cluster, PlanRequest("m_etf")), step=whole)
+    assert comparing._beside_auto(request, backend, [auto], (cluster, None), None) == []
+    found = comparing._beside_auto(request, backend, [auto], (cluster, None), engines)
+    assert [(c.method, c.flag) for c in found] == [("ddp", "--sharding=ddp"), ("pase", "")]

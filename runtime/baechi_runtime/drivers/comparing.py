@@ -189,14 +189,20 @@ def _beside_auto(
     if parts is None and is_near_least(best, cluster):
         return []
     train = replace(request.train, plan=request.plans[AUTO])
-    parted = in_parts(train, backend, whole, _parts_beside(whole, cluster) if parts is None else parts, found)
-    if parted.result is not None and parted.result.predicted_step_us < auto.result.predicted_step_us:
-        best = replace(best, result=parted.result)
-    return [parted] if engines is None else [parted, *_of_engines(engines, whole, best, cluster)]
+    wanted = _parts_beside(whole, cluster) if parts is None else parts
+    parted = [] if wanted is None else [in_parts(train, backend, whole, wanted, found)]
+    for contender in parted:
+        if contender.result is not None and contender.result.predicted_step_us < auto.result.predicted_step_us:
+            best = replace(best, result=contender.result)
+    return parted if engines is None else [*parted, *_of_engines(engines, whole, best, cluster)]
 
 
-def _parts_beside(whole: Captured, cluster: Cluster) -> int | tuple[int, ...]:
-    return len(cluster) if whole.batch is None else auto_sizes(whole, cluster)
+def _parts_beside(whole: Captured, cluster: Cluster) -> int | tuple[int, ...] | None:
+    """The parts that are tried where nobody names any; None where there would be a single one, which is the whole batch."""
+    if whole.batch is None:
+        return len(cluster)
+    sizes = auto_sizes(whole, cluster)
+    return sizes if len(sizes) > 1 else None
 
 
 def in_parts(
@@ -222,7 +228,7 @@ def _of_engines(engines: Engines[C, L], whole: C, best: Placement, cluster: Clus
     """The engines that compute the same step, and are predicted to come near the best plan; what stands against another is its refusal."""
     enough_us, found = best.result.predicted_step_us * IN_REACH, []
     for engine in engines.predicted(whole, best, cluster, enough_us):
-        contender = Contender(engine.name, step=whole, engine=engine, flag=f"--sharding={engine.name}", notes=[engine.title])
+        contender = Contender(engine.name, step=whole, engine=engine, flag=engine.flag, notes=[engine.title])
         found.append(contender)
         try:
             if engine.predicted_us is not None and engine.predicted_us > enough_us:

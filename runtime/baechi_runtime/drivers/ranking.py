@@ -9,6 +9,7 @@ from baechi_runtime.drivers.pipeline import LEAST_GAIN
 from baechi_runtime.drivers.placement import Placement, is_near_least
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.report.findings import Findings
+from baechi_runtime.report.report import REPLICAS
 from baechi_runtime.report.tables import as_time
 
 C = TypeVar("C", contravariant=True)
@@ -28,6 +29,12 @@ class Engine:
     """The predicted step; None where it can't be tried."""
     why_not: str = ""
     """Why it can't be tried."""
+
+    @property
+    def flag(self) -> str:
+        """The flag by which `train` runs the same. None of a sharding: --sharding searches for one by measured costs, too, and runs none
+        that differs from the step that is not split."""
+        return f"--sharding={self.name}" if self.name in REPLICAS else ""
 
 
 class Engines(Protocol[C, L]):
@@ -70,7 +77,7 @@ def ranked(
         takes, why_not = f"{engine.title} is predicted to take {as_time(engine.predicted_us)}", ""
         in_reach = not rehearsed and engine.predicted_us < own_us * IN_REACH
         if in_reach and (why_not := engines.refusal(whole, engine)):
-            takes += f", and is not chosen: {why_not}; --sharding={engine.name} runs it all the same"
+            takes += f", and is not chosen: {why_not}" + (f"; {engine.flag} runs it all the same" if engine.flag else "")
         elif in_reach:
             placement, rehearsed = rehearse(placement), True
             own_us = placement.rehearsed_us or own_us

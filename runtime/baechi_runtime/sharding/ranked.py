@@ -44,7 +44,7 @@ from baechi_runtime.torch.parity import SHARE_OF_NORMALISED, SHARE_OF_PARTS, is_
 from baechi_runtime.torch.processes.executor import Further, ProcessExecutor
 
 T = TypeVar("T")
-TITLES = {DDP: "DistributedDataParallel", FSDP2: "FSDP2", PASE: "the best sharding of layers"}
+TITLES = {DDP: "DistributedDataParallel", FSDP2: "FSDP2", PASE: "the best sharding of layers by counted operations"}
 _COMMANDS = ("rehearsed", "checked", "load", "step", "run")
 """The methods of a worker that all call together; the commands are these words behind "engines: "."""
 

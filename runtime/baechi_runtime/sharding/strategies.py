@@ -61,12 +61,13 @@ def _fitting(searched: Searched, name: str) -> list[tuple[list[tuple[int, ...]],
 
 
 def candidates(searched: Searched, name: str) -> list[tuple[list[tuple[int, ...]], str]]:
-    """The strategies among which `predicted` chooses, and notes on them. `pase`: what the search finds in tables of measured costs (see
-    `search_measured`) and of counted ones, what people would do, and the step that is not split; `expert`: one weird trick, Megatron's.
+    """The strategies among which `predicted` chooses, and notes on them. `pase`: what the search finds in tables of measured costs (where
+    there are some, see `search_measured`) and of counted ones, what people would do, and the step that is not split; `expert`: one weird
+    trick, Megatron's.
 
     Raises OptionError for an unknown name, and what `_of_plan` raises.
     """
-    tables, found = searched.tables, searched.measured or searched.found
+    tables = searched.tables
     if name.endswith(".json"):
         return [_of_plan(searched, name)]
     if name not in NAMES:
@@ -76,11 +77,9 @@ def candidates(searched: Searched, name: str) -> list[tuple[list[tuple[int, ...]
     of_people = [(tables.strategy(b.choice), f"{b.name}: {b.note}" if b.note else b.name) for b in people]
     if name != PASE:
         return of_people
-    searches = [
-        (found.strategy, f"{found.status} by measured costs"),
-        (searched.found.strategy, f"{searched.found.status} by counted operations"),
-    ]
-    return [*searches, *of_people, (_whole(searched), "")]
+    searches = [(searched.measured, "measured costs"), (searched.found, "counted operations")]
+    of_searches = [(found.strategy, f"{found.status} by {costs}") for found, costs in searches if found is not None]
+    return [*of_searches, *of_people, (_whole(searched), "")]
 
 
 def _whole(searched: Searched) -> list[tuple[int, ...]]:

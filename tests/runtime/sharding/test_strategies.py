@@ -1,6 +1,7 @@
 """The strategies that are run: which are refused, by a plan's loops and by what devices may hold."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,13 @@ def test_a_plan_of_other_loops_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps(value))
     with pytest.raises(ShardError, match="with the loops .*unit, and the model's are .*units.*; make a plan of this model"):
         candidates(found, str(file))
+
+
+def test_a_note_on_a_search_says_by_which_costs_it_was() -> None:
+    counted = searched()
+    measured = replace(counted, measured=counted.free)
+    found = [[note for _, note in candidates(each, "pase") if note.startswith("optimal")] for each in (counted, measured)]
+    assert found == [["optimal by counted operations"], ["optimal by measured costs", "optimal by counted operations"]]
 
 
 def test_what_devices_cannot_hold_is_refused() -> None:
