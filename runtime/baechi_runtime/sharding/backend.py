@@ -153,7 +153,7 @@ class ShardBackend(Backend[Whole, Predicted, Loaded]):
         return Loaded(captured.step, self.device, eager.run, eager.weights, eager.optimizer)
 
     def check(self, captured: Whole, plan: Predicted) -> Parity | None:
-        """The parity of a split step with the whole one; None for torch's own data parallelism, whose dropout draws other numbers."""
+        """The parity of a split step with the whole one; None for torch's own data parallelism; see `replica_parity`."""
         if plan.graph is None:
             return None
         return check_parity(captured.step, lay_out(plan.graph, plan.configurations, self.shape), self.mesh)

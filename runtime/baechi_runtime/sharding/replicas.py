@@ -3,26 +3,29 @@
 import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from baechi_ext.capture.parts import Parts
+from baechi_ext.capture.torch_parts import normalising
 from baechi_ext.errors import ShardError
+from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.rehearsal import Rehearsal
 from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.models.training_step import EagerStep, TrainingStep
 from baechi_runtime.report.report import FSDP2, REPLICAS, StepParts
 from baechi_runtime.sharding.calibration import agreed, seconds_of
 from baechi_runtime.sharding.forecast import Forecast
-from baechi_runtime.torch.parity import named_results
+from baechi_runtime.torch.lowering.random_state import RandomState, as_it_was
+from baechi_runtime.torch.parity import exact_kernels, is_mean_of_parts, named_results, parity_of_parts, unplaced_results
 
 
 def replica_step(name: str, step: TrainingStep) -> EagerStep:
@@ -56,6 +59,30 @@ def replica_results(name: str, step: TrainingStep) -> dict[str, Tensor]:
     module = module.module if isinstance(module, DistributedDataParallel) else module
     gradients = {n: _whole(p.grad) for n, p in module.named_parameters() if p.grad is not None}
     return named_results(loss, gradients, {n: _whole(v) for n, v in [*module.named_parameters(), *module.named_buffers()]})
+
+
+def another_step(step: TrainingStep, nodes: Iterable[fx.Node], parts: Parts) -> str:
+    """The reasons for which processes that each compute a part of the batch compute another step than the whole one, whose calls are
+    `nodes`; empty where there is none."""
+    with as_it_was(step):
+        before = RandomState()
+        is_mean = is_mean_of_parts(step, parts)
+        draws = not before.is_now()
+    reasons = {
+        "each process draws random numbers of its own": draws,
+        "BatchNorm normalises each process's part by itself": bool(normalising(nodes)),
+        "the loss is no mean over parts that count alike": not draws and not is_mean,
+    }
+    return ", ".join(reason for reason, holds in reasons.items() if holds)
+
+
+def replica_parity(name: str, step: TrainingStep, device: torch.device) -> Parity:
+    """The parity of one step from the module's state with the one that is not split; see `parity_of_parts`. Every process has to ask."""
+    with exact_kernels(device), as_it_was(step) as saved:
+        actual = replica_results(name, step)
+        expected = unplaced_results(step, device, None)
+        step.restore(saved)
+        return parity_of_parts(step, device, expected, actual)
 
 
 def forecast(
@@ -96,12 +123,17 @@ def largest_piece_bytes(module: nn.Module) -> int:
 
 
 def own_part(step: TrainingStep) -> tuple[Tensor, ...]:
-    """The inputs with this process's part of the batch. Raises ShardError where it can't be split into as many."""
+    """The inputs with this process's part of the batch. Raises what `equal_parts` does."""
+    return tuple(equal_parts(step).inputs_of(step.inputs, dist.get_rank()))
+
+
+def equal_parts(step: TrainingStep) -> Parts:
+    """A part of the batch for each process. Raises ShardError where it can't be split into as many of one size."""
     size = dist.get_world_size()
     if step.batch is None or step.batch % size:
         names = " and ".join(REPLICAS)
         raise ShardError(f"{names} give each of {size} processes as much of a batch, and it has {step.batch} examples; give a multiple")
-    return tuple(Parts.of(step.inputs, [step.batch // size] * size, step.batch_dim).inputs_of(step.inputs, dist.get_rank()))
+    return Parts.of(step.inputs, [step.batch // size] * size, step.batch_dim)
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:

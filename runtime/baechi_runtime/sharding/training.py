@@ -1,7 +1,7 @@
 """`baechi train --sharding`: in each of a group of worker processes the model's step, split by some strategies, checked and timed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +28,7 @@ from baechi_runtime.report.report import Strategy as StrategyReport
 from baechi_runtime.sharding.backend import Captured, Loaded, ShardBackend, Whole
 from baechi_runtime.sharding.binding import Searched, among_runnable
 from baechi_runtime.sharding.forecast import Forecast
+from baechi_runtime.sharding.replicas import another_step, equal_parts, replica_parity
 from baechi_runtime.sharding.report import ShardReport, sharded_of, strategy_of
 from baechi_runtime.sharding.strategies import NAMES, PASE, Predicted, predicted, search_measured
 from baechi_runtime.sharding.tensor_parallel import tensor_parallel_plan
@@ -129,10 +130,20 @@ def reported(backend: ShardBackend, captured: Whole, forecast: Forecast, strateg
 
 def _loaded(backend: ShardBackend, captured: Captured, chosen: Predicted, plan: str | None) -> Strategy:
     with progress(f"checking parity of {chosen.name} with the step that is not split"):
-        parity = backend.check(captured, chosen)
+        chosen, parity = _checked(backend, captured, chosen)
     if parity is not None:
         require_parity(parity)
     return Strategy(chosen, backend.load(captured, chosen), parity, plan)
+
+
+def _checked(backend: ShardBackend, captured: Captured, chosen: Predicted) -> tuple[Predicted, Parity | None]:
+    """The parity of a strategy; of torch's own data parallelism, where that computes another step, a note in its place."""
+    if chosen.name not in REPLICAS:
+        return chosen, backend.check(captured, chosen)
+    difference = another_step(captured.step, captured.graph.forward.nodes, equal_parts(captured.step))
+    if difference:
+        return replace(chosen, note=f"{chosen.note}; another step than the whole batch's, and not compared with it: {difference}"), None
+    return chosen, replica_parity(chosen.name, captured.step, backend.device)
 
 
 def _trained(

@@ -74,10 +74,14 @@ def test_data_parallelism_splits_examples_where_there_are_as_many_steps(workers:
     """Words (steps + 1, batch): the loss is that of the whole batch, over all steps."""
     sizes = {"batch_size": 4, "max_seq_length": 3, "vocab_size": 64, "rnn_units": 16, "rnn_chunk": 3}
     flags = [*(f"--{name}={size}" for name, size in sizes.items()), "--dropout=0", "--train_steps=3", "--learning_rate=0.5", "--json"]
-    command = ["train", "--model_name=rnnlm", "--workers=process", "--sharding=ddp", *flags]
-    (strategy,) = json.loads(workers.run("baechi_on_processes", 2, *command))["strategies"]
+    command = ["train", "--model_name=rnnlm", "--workers=process", "--sharding=ddp,fsdp2", *flags]
+    found = json.loads(workers.run("baechi_on_processes", 2, *command))["strategies"]
     eager = EagerStep(make_step("rnnlm", ModelOptions(**sizes, dropout=0.0), optimizer_spec("sgd", 0.5)), torch.device("cpu"))
-    assert strategy["losses"] == pytest.approx([eager.run().item() for _ in range(3)], rel=1e-5)
+    losses = [eager.run().item() for _ in range(3)]
+    for strategy in found:
+        assert strategy["losses"] == pytest.approx(losses, rel=1e-5)
+        assert (strategy["parity"]["passed"], strategy["parity"]["tolerance"], strategy["note"]) == (True, 1e-4, "torch's own")
+        assert strategy["parity"]["compared"] > 10
 
 
 def test_each_process_drops_out_of_its_part_by_numbers_of_its_own(workers: ForkedWorkers) -> None:
@@ -92,6 +96,8 @@ def test_each_process_drops_out_of_its_part_by_numbers_of_its_own(workers: Forke
         torch.manual_seed(step.seed + rank)
         losses.append(step.module(*parts.inputs_of(step.inputs, rank)).item())
     assert strategy["losses"] == pytest.approx([sum(losses) / 2], rel=1e-5)
+    assert strategy["parity"] is None
+    assert strategy["note"].endswith("and not compared with it: each process draws random numbers of its own")
 
 
 def test_a_search_keeps_within_the_memory_of_devices(workers: ForkedWorkers) -> None:
