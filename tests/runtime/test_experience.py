@@ -1,6 +1,9 @@
 """Verdicts of earlier runs, and fragments that are too small to be captured."""
 
+import gc
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +12,16 @@ import torch
 from torch import nn
 
 import baechi_ext
+from baechi_ext.errors import CaptureError
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.measure.turns import PLACED, Turns
 from baechi_runtime.torch.calls import fragments
 from baechi_runtime.torch.calls.capturing import MANY_OPS, SMALL_US, TINY_OP_US, backward_ops, why_too_small
 from baechi_runtime.torch.calls.experience import Experience, Verdict, _parts
 from baechi_runtime.torch.calls.fragments import Prepared
 from baechi_runtime.torch.calls.module_call import call_of
+from baechi_runtime.torch.calls.session import Session
 from baechi_runtime.torch.lowering.devices import cpu_devices
 
 SAVES_A_SECOND = Verdict(True, "", plain_us=3000.0, placed_us=2000.0, setup_seconds=0.0, steps=1000)
@@ -85,6 +91,26 @@ def test_a_short_run_keeps_a_longer_one_unplaced_for_as_many_steps(tmp_path: Pat
     assert verdict["steps"] == 3 + held.calls > 4
 
 
+@pytest.mark.parametrize("ends", [baechi_ext.unplace, lambda model: None])
+def test_the_steps_of_a_loop_of_ones_own_are_counted_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: Callable[[nn.Module], object]
+) -> None:
+    """A verdict made once it was clear which kind is faster would call every run one of some twenty steps."""
+    monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
+    monkeypatch.setattr(Turns, "_decision", lambda self: PLACED)
+    model = nn.Sequential(nn.Linear(600, 900), nn.Tanh(), nn.Linear(900, 600))
+    baechi_ext.parallelize(model, devices=2, method="contiguous")
+    for _ in range(30):
+        model(torch.ones(128, 600)).sum().backward()
+    assert not (tmp_path / "verdicts").exists()
+    monkeypatch.setattr(call_of(model).session.settings.executor, "process", 0)  # at the process's end its threads end first
+    ends(model)
+    del model
+    gc.collect()
+    (verdict,) = (json.loads(file.read_text()) for file in (tmp_path / "verdicts").glob("*.json"))
+    assert (verdict["placed"], verdict["steps"]) == (True, 30)
+
+
 @pytest.mark.parametrize("verdicts", [False, True])
 def test_a_small_batch_at_first_is_no_reason_to_give_all_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, verdicts: bool) -> None:
     monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
@@ -107,18 +133,37 @@ def test_what_stays_too_small_is_given_up_after_a_while(monkeypatch: pytest.Monk
     assert "not placed; it is too small" in baechi_ext.report(model).line()
 
 
-@pytest.mark.parametrize("searched", [False, True])
-def test_a_run_that_ends_while_its_plan_is_searched_for_comes_to_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, searched: bool
+@pytest.mark.parametrize(("why", "searched"), [("", False), ("it is too small", False), ("it is too small", True)])
+def test_a_run_that_ends_before_its_call_is_planned_comes_to_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, why: str, searched: bool
 ) -> None:
     monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
     model = nn.Sequential(nn.Linear(60, 90), nn.Tanh(), nn.Linear(90, 60))
     baechi_ext.parallelize(model, devices=2, method="single")
-    model(torch.ones(8, 60)).sum().backward()
+    for size in (8, 7):  # the last batch is smaller: either kind ran once
+        model(torch.ones(size, 60)).sum().backward()
     held = call_of(model).session
-    held.calls, held._aside = 2, Prepared([], None, 0.0) if searched else None
+    held.fragments[0].why_not, held._aside = why, Prepared([], None, 0.0) if searched else None
     held.conclude(ended=True)
-    assert (tmp_path / "verdicts").exists() != searched
+    assert (tmp_path / "verdicts").exists() == (bool(why) and not searched)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, CaptureError])
+def test_an_interrupted_plan_and_lack_of_memory_are_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def fails(*_: object) -> None:
+        raise error("now")
+
+    monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
+    monkeypatch.setattr(Session, "_captured", fails)
+    model = nn.Sequential(nn.Linear(600, 900), nn.Tanh(), nn.Linear(900, 600))
+    baechi_ext.parallelize(model, devices=2, method="single")
+    model(torch.ones(128, 600)).sum().backward()
+    with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
+        model(torch.ones(128, 600))
+    call_of(model).session.conclude(ended=True)
+    assert (tmp_path / "verdicts").exists() == (error is CaptureError)
 
 
 class Unwilling(nn.Linear):

@@ -19,6 +19,7 @@ from baechi_ext.errors import CaptureError, ClusterError, InfeasibleError, Misma
 from baechi_ext.ir.op_graph import PHASES
 from baechi_ext.simulate import simulate
 from baechi_runtime.report.palette import DEVICES
+from baechi_runtime.torch.calls.optimizers import optimizer_slots
 from tests.build import cluster_of, graph_of
 from tests.runtime import forked
 from tests.test_layers import ROOT
@@ -262,6 +263,14 @@ def test_planning_a_module_leaves_it_as_it_was(one_thread: None) -> None:
         baechi_ext.report(model)
     assert {op.module for op in run.graph.ops} >= {"experts.0.0", "experts.1.2"}
     assert "no optimizer of its parameters was found" in run.notes[-1]
+
+
+def test_what_an_optimizer_of_the_users_own_keeps_is_not_known_whatever_it_is_called() -> None:
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    held = torch.optim.AdamW(weights[:1]), type("AdamW", (torch.optim.Optimizer,), {})(weights[1:], {"lr": 0.1})
+    assert [len(o.param_groups) for o in held] == [1, 1]
+    assert optimizer_slots(weights[:1]) == (2, "")
+    assert optimizer_slots(weights) == (0, "what AdamW keeps for each parameter is not known, so no memory is planned for it")
 
 
 def test_a_module_runs_by_the_plan_that_was_pinned(planned: tuple[Mixture, Tensor, baechi_ext.Run], one_thread: None) -> None:

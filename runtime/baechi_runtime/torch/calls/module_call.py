@@ -158,11 +158,13 @@ def call_of(module: nn.Module) -> ModuleCall | None:
 
 
 def place_in(module: nn.Module, settings: Settings) -> ModuleCall:
-    """Have the module's calls placed from now on. Raises CaptureError for a module that is compiled already."""
+    """Have the module's calls placed from now on, until it or the process ends. Raises CaptureError for a module that is compiled
+    already."""
     if compiled_by_others(module):
         raise CaptureError(f"{type(module).__name__} is not placed: {COMPILED}; give the module before it is compiled")
     found = ModuleCall(module, module._call_impl, settings)
     module.__dict__[_CALL] = found
+    weakref.finalize(module, found.session.conclude, ended=True)
     return found
 
 

@@ -20,20 +20,25 @@ _SLOTS: dict[str, Callable[[dict[str, Any]], int]] = {
     "ASGD": lambda o: 1,
     "Rprop": lambda o: 2,
 }
-"""Class -> tensors of a parameter's size that it keeps for each, from its options."""
+"""Class of torch.optim -> tensors of a parameter's size that it keeps for each, from its options."""
 
 
 def optimizer_slots(tensors: Iterable[Tensor]) -> tuple[int, str]:
     """The most tensors of a parameter's size that an optimizer of this process keeps for each of these; 0 and a note where that is not
     known."""
     parameters = {id(p) for p in tensors}
-    groups = [(type(o).__name__, g) for o in _optimizers() for g in o.param_groups if any(id(p) in parameters for p in g["params"])]
+    groups = [(type(o), g) for o in _optimizers() for g in o.param_groups if any(id(p) in parameters for p in g["params"])]
     if not groups:
         return 0, "no optimizer of its parameters was found, so no memory is planned for one"
-    unknown = [name for name, _ in groups if name not in _SLOTS]
+    unknown = [kind.__name__ for kind, _ in groups if not _is_known(kind)]
     if unknown:
         return 0, f"what {unknown[0]} keeps for each parameter is not known, so no memory is planned for it"
-    return max(int(_SLOTS[name](group)) for name, group in groups), ""
+    return max(int(_SLOTS[kind.__name__](group)) for kind, group in groups), ""
+
+
+def _is_known(kind: type) -> bool:
+    """True for torch's own; what a user's class of the same name keeps, and which options it has, nobody knows."""
+    return kind.__module__.startswith("torch.optim.") and kind.__name__ in _SLOTS
 
 
 def resident_bytes(state: Mapping[str, Tensor]) -> dict[str, int]:

@@ -181,16 +181,17 @@ class Session:
             self._experience = None
 
     def conclude(self, *, ended: bool = False) -> None:
-        """Note for later runs what this one has come to, as far as it is known; when the script has ended, that nothing could be placed."""
+        """Note for later runs what this one has come to, as far as it is known; when its calls have ended, why nothing could be placed."""
         searched = self._aside is not None
         if ended:
             self._stop_search()
             self.lead.leave()
-        if self._experience is None or self._waits:
+        elsewhere = self.settings.executor.process not in (0, os.getpid())  # 0: it is closed, as this process ends
+        if self._experience is None or self._waits or elsewhere:
             return
         turns, why = self.lead.turns, self.refusal
-        if ended and not why and not self.groups and self.calls > 1 and not searched:
-            why = self.why_not() or "no fragment of its calls could be placed"
+        if ended and not self.groups and not searched:  # without a reason the script ended before it was known
+            why = why or next((f.why_not for f in self.fragments if f.why_not), "")
         if not why and not turns.decided and not (ended and turns.placed_us and turns.plain_us):
             return
         plain_us, placed_us = (statistics.median(us) if us else None for us in (turns.plain_us, turns.placed_us))
@@ -270,8 +271,10 @@ class Session:
                 self._place(large, fragment, args)
         except Exception as e:  # noqa: BLE001 - what nobody has thought of is no reason to stop a user's training
             raise_if_asked_for(e)
-            reason = f"a call of {self.name} can't be placed: {type(e).__name__}: {first_line(e)}"
-            self.give_up(e if isinstance(e, BaechiError) else CaptureError(reason), group)
+            if not isinstance(e, BaechiError):  # no memory, say, which a later run may have
+                self._experience = None
+                e = CaptureError(f"a call of {self.name} can't be placed: {type(e).__name__}: {first_line(e)}")
+            self.give_up(e, group)
         finally:
             for f in group:
                 if self._aside is None or f not in self._aside.members:
@@ -437,10 +440,7 @@ class Session:
             return values
 
     def _begin_step(self, group: PlacedGroup) -> None:
-        decided = self.lead.begin_step(group)
-        if decided == PLACED:
-            self.conclude()
-        elif decided:
+        if self.lead.begin_step(group) == PLAIN:
             self._pause(group.turns.why_plain)
 
     def _several(self) -> bool:
@@ -481,7 +481,8 @@ class Session:
 
     def drop(self) -> None:
         """Run all calls as they are from now on."""
-        self._stop_search()
+        self.conclude(ended=True)
+        self._experience = None
         self.refusal = self.refusal or "it was unplaced"
         self._end()
 
