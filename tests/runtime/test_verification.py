@@ -13,6 +13,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import baechi_ext
 from baechi_ext.errors import CaptureError, ParityError
 from baechi_runtime.torch.calls import verify
+from baechi_runtime.torch.calls.call_report import kept_step
 from baechi_runtime.torch.calls.phases import PhasedFragment
 from baechi_runtime.torch.calls.placed_function import CASTS
 from baechi_runtime.torch.calls.session import Session
@@ -37,8 +38,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def due(verification: Verification, calls: int, cost_seconds: float, clock: Clock) -> list[int]:
-    """The calls that are verified, which cost so much each; a call takes 1 second by itself."""
+def due(
+    verification: Verification, calls: int, cost_seconds: float, clock: Clock, backward: Callable[[int], bool] = lambda number: True
+) -> list[int]:
+    """The calls that are verified, which cost so much each; a call takes 1 second by itself. `backward`: has it a backward pass?"""
     verification.begun = clock.now
     found = []
     for number in range(1, calls + 1):
@@ -46,7 +49,9 @@ def due(verification: Verification, calls: int, cost_seconds: float, clock: Cloc
         if verification.is_due(number):
             found.append(number)
             clock.now += cost_seconds
-            verification.done(number, cost_seconds)
+            verification.gone_forward(number, cost_seconds)
+            if backward(number):
+                verification.done(number)
     return found
 
 
@@ -55,6 +60,15 @@ def test_the_first_and_powers_of_two_are_verified_whatever_it_takes(clock: Clock
     assert due(Verification(always=6), 30, 1000.0, clock) == [1, 2, 3, 4, 5, 6, 8, 16]
     assert due(Verification(always=1), 30, 1000.0, clock) == [1, 4, 8, 16]
     assert ALWAYS == 16
+
+
+def test_a_call_without_a_backward_pass_is_made_up_for(clock: Clock) -> None:
+    assert due(found := Verification(), 20, 0.0, clock, lambda number: number > 1) == [1, 2, 3, 4, 8, 16]
+    assert (found.steps, found.last) == (5, 16)
+    assert due(found := Verification(), 20, 0.0, clock, lambda number: number > 4) == [1, 2, 3, 4, 5, 6, 8, 16]
+    assert found.steps == 4
+    assert due(found := Verification(), 20, 0.0, clock, lambda number: False) == [1, 2, 3, 4, 5, 6, 8, 16]
+    assert (found.steps, found.last) == (0, 0)
 
 
 def test_none_is_where_none_is_wanted(clock: Clock) -> None:
@@ -193,6 +207,7 @@ def test_a_wrong_program_is_found_and_the_training_goes_on_as_the_plain_one(
     assert found == expected
     report = baechi_ext.report(placed)
     assert report.placed_steps == wrong_at
+    assert kept_step(session_of(placed), "train.py", report).report["parity"]["passed"] is False
     assert "differs from the unplaced one" in report.refusal or "random numbers" in report.refusal
     said = capsys.readouterr().err
     assert said.count("baechi: Net runs as it is: ") == 1
@@ -263,6 +278,22 @@ def test_gradients_through_views_of_what_is_not_returned_are_compared(one_thread
     corrupt_backward(monkeypatch)
     with pytest.raises(ParityError, match="gradient of "):
         train(placed, 12)
+
+
+def test_calls_whose_gradients_the_unplaced_run_makes_are_not_called_verified(
+    one_thread: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wrong gradients of a later call are found though no earlier one had any of the placed call to compare."""
+    model = baechi_ext.parallelize(Net(), devices=2, method="random", keep_placed=True)
+    corrupt_backward(monkeypatch)
+    for step in range(4):
+        found = model(torch.randn(5, 6)).square().sum()
+        if step < 3:
+            torch.autograd.grad(found, [*model.parameters()], create_graph=True)
+        assert baechi_ext.report(model).verified.steps == 0
+    assert not capsys.readouterr().err
+    found.backward()
+    assert "gradient of " in capsys.readouterr().err
 
 
 def test_what_is_not_verified_is_not_looked_at(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,6 +416,13 @@ def test_what_only_a_backward_pass_casts_is_cast_as_unplaced(one_thread: None) -
     placed = baechi_ext.parallelize(copy.deepcopy(model), devices=2, method="random", keep_placed=True, verify_steps=0)
     assert all(map(torch.equal, trained(placed), trained(model)))
     assert CASTS in baechi_ext.report(placed).refusal
+    train(net := baechi_ext.parallelize(Net(), devices=2, method="random", keep_placed=True), 3)
+    loss = net(torch.randn(5, 6)).sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss.backward()
+    report = baechi_ext.report(net)
+    assert report.refusal
+    assert kept_step(session_of(net), "train.py", report).report["parity"]["passed"] is True  # all that was compared was equal
     strict = baechi_ext.parallelize(copy.deepcopy(model), devices=2, method="random", keep_placed=True, verify_steps=0, strict=True)
     with pytest.raises(CaptureError, match="under autocast"):
         trained(strict)

@@ -76,7 +76,7 @@ def kept_step(session: Session, script: str, report: CallReport) -> KeptStep | N
         measured,
         model=f"{session.name} of {script}",
         executor=executor,
-        parity=None if group is None or not group.first.verification.steps else _parity(group),
+        parity=None if group is None else _parity(group),
         measurement=report.measurement(() if group is None else _busy_us(session, group)),
         peaks_measured_by="accounting",
         probe=placement.probe,
@@ -86,8 +86,11 @@ def kept_step(session: Session, script: str, report: CallReport) -> KeptStep | N
     return KeptStep(placement.graph, placement.profile, placement.result.plan, measured, step.to_json(), interrupted=group is None)
 
 
-def _parity(group: PlacedGroup) -> ParityCheck:
-    return ParityCheck(**group.first.verification.to_json(), passed=not group.first.why_not)
+def _parity(group: PlacedGroup) -> ParityCheck | None:
+    """The parity of the first fragment's calls; None where none was verified."""
+    verification = group.first.verification
+    known = verification.steps or verification.differed
+    return ParityCheck(**verification.to_json(), passed=not verification.differed) if known else None
 
 
 def _busy_us(session: Session, group: PlacedGroup) -> tuple[float, ...]:

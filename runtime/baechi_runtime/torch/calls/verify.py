@@ -30,6 +30,8 @@ ALWAYS = 16
 """Up to this call the powers of two are verified whatever it takes; later ones, and one at random of a thousand, within SHARE of the
 time."""
 SHARE = 0.01
+MORE = 4
+"""The most calls that are verified in place of those that had no backward pass to compare; a loop may have none at all."""
 _RANDOM = 1000
 
 
@@ -68,11 +70,17 @@ class Verification:
     """The largest difference that was allowed, also from exact results; that is of one comparison, and widens no other."""
     max_rel_diff: float = 0.0
     compared: int = 0
+    differed: bool = False
+    """True once something differed by more than it may."""
     steps: int = 0
+    """Verified calls: everything was compared, gradients as well."""
     last: int = 0
     """The number of the last verified call, from 1."""
     seconds: float = 0.0
     begun: float = field(default_factory=time.monotonic)
+    _begun: int = 0
+    _open: set[int] = field(default_factory=set)
+    """Calls whose gradients are still to be compared."""
     _next: int = 4
     _random: int = _RANDOM
 
@@ -80,22 +88,29 @@ class Verification:
         """True if call `number`, from 1, is to be verified."""
         if self.always == 0:
             return False
-        if number <= self.always:
+        if number <= self.always or (self.steps < min(self.always, self._begun) and self._begun < self.always + MORE):
             return True
         if number < min(self._next, self._random):
             return False
         return number <= ALWAYS or not self.timed or self.seconds <= SHARE * (time.monotonic() - self.begun)
 
-    def done(self, number: int, seconds: float) -> None:
-        """Note that call `number` was verified, which took `seconds` beyond the call itself."""
-        self.steps += 1
-        self.last = number
+    def gone_forward(self, number: int, seconds: float) -> None:
+        """Note that call `number` was compared up to its gradients, which took `seconds` beyond the call itself."""
+        self._begun += 1
+        self._open.add(number)
         self.seconds += seconds
         while self._next <= number:
             self._next *= 2
         while self._random <= number:
             # Anywhere in the next thousand, by a number that every worker process comes to as well.
             self._random += 1 + (self._random * 48271 + 11) % (2 * _RANDOM - 1)
+
+    def done(self, number: int) -> None:
+        """Note that call `number` was verified, its gradients as well; once, however many backward passes it has."""
+        if number in self._open:
+            self._open.remove(number)
+            self.steps += 1
+            self.last = max(self.last, number)
 
     @property
     def allowed(self) -> float:
@@ -118,7 +133,11 @@ class Verification:
         self.widest = max(self.widest, found.tolerance)
         self.max_rel_diff = max(self.max_rel_diff, found.max_rel_diff)
         self.compared += found.compared
-        require_parity(found, advice=self.advice)
+        try:
+            require_parity(found, advice=self.advice)
+        except ParityError:
+            self.differed = True
+            raise
 
 
 def verified_run(
@@ -148,12 +167,12 @@ def verified_run(
     if before is not None:
         before.restore()
     spent = time.monotonic() - begun
+    wanted = [i for i in part.reached_by if shadows[i].requires_grad]
 
     def compared(tangents: Sequence[Tensor | None], gradients: Gradients) -> Gradients:
         """Makes the gradients of the unplaced call, too; see Check."""
         begun = time.monotonic()
         used = {i: t for i, t in enumerate(tangents) if t is not None}
-        wanted = [i for i in part.reached_by if shadows[i].requires_grad]
         if not used or not used.keys() <= outputs.keys():
             return gradients
         roots, given = [outputs[i] for i in used], list(used.values())
@@ -167,6 +186,7 @@ def verified_run(
         except ParityError as e:
             go_on(e)
             return unplaced
+        verification.done(number)
         return gradients
 
     try:
@@ -179,12 +199,15 @@ def verified_run(
 
         verification.require(named(expected, shadows), named(values, args), lambda: exact.results(named))
         if after is not None and not after.is_now():
+            verification.differed = True
             raise ParityError("the placed call drew other random numbers than the unplaced one")
     except BaechiError as e:
         restore(args, kept, before)
         go_on(e)
         return loaded.graph(*args)
-    verification.done(number, spent + time.monotonic() - begun)
+    verification.gone_forward(number, spent + time.monotonic() - begun)
+    if not wanted:
+        verification.done(number)
     return values
 
 
