@@ -68,6 +68,7 @@ def test_what_placing_saves_is_said_where_it_is_sure() -> None:
     plain, placed = [300.0, 300.0, 600.0, 600.0] * 4, [150.0, 150.0, 300.0, 300.0] * 4
     line = calls(samples=samples_by_name(eager=plain, placed=placed[:14]), per_block=2).line()
     assert line.startswith("Net: 2.00 times as fast: steps of 150 us placed, 450 us as it is; ")
+    assert "150 us placed, 300 us as it is on one core; " in calls(on_one_core=True).line()
     assert "placing saves 150 us a step" in line
     close = [us * factor for us, factor in zip([300.0] * 16, [0.95, 0.95, 1.08, 1.08] * 4, strict=True)]
     for eager, said in ((close, "; placing does not clearly save time"), ([280.0] * 16, "; placing saves nothing")):

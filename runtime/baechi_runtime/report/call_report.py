@@ -31,7 +31,7 @@ class CallReport(PlanFindings):
     method: str
     samples: Mapping[str, Samples]
     """`placed` and `eager`, the unplaced ones, as far as they were timed: steps in which the call ran so, unplaced ones with the user's own
-    threads."""
+    threads, or `on_one_core`."""
     noise: Noise
     """The disturbances of the devices since the call was first seen."""
     verified: Verified
@@ -47,6 +47,8 @@ class CallReport(PlanFindings):
     """The examples of each part that the batch goes in; none: it goes as a whole."""
     per_block: int = 0
     """Steps of either kind in each block of `samples`; 0: placed and unplaced steps did not take turns."""
+    on_one_core: bool = False
+    """True where unplaced steps have one core and one thread, as those of each worker process do."""
     setup_seconds: float | None = None
     """Time for tracing, profiling and planning; None where it is not taken."""
     graph_breaks: tuple[str, ...] = ()
@@ -161,7 +163,8 @@ class CallReport(PlanFindings):
         if unplaced is None:
             return f"steps of {as_time(placed.median)} placed"
         gain = Ratio.of_script(unplaced, placed, self.per_block)
-        return f"{gain.median:.2f} times as fast: steps of {as_time(placed.median)} placed, {as_time(unplaced.median)} as it is"
+        said = f"{gain.median:.2f} times as fast: steps of {as_time(placed.median)} placed, {as_time(unplaced.median)} as it is"
+        return said + " on one core" * self.on_one_core
 
     def lines(self) -> Iterator[str]:
         yield self.line()

@@ -42,6 +42,7 @@ def report_of(session: Session) -> CallReport:
         single=None if placement is None else placement.single,
         samples={} if first is None else samples_by_name(eager=first.turns.plain_us, placed=first.turns.placed_us),
         per_block=PER_BLOCK,
+        on_one_core=_has_workers(session),
         noise=Noise(None if session.load is None else session.load.share(), oversubscribed(session.settings.executor.devices)),
         verified=Verified(
             sum(f.verification.steps for f in placed),
@@ -80,10 +81,14 @@ def kept_step(session: Session, script: str, report: CallReport) -> KeptStep | N
         measurement=report.measurement(() if group is None else _busy_us(session, group)),
         peaks_measured_by="accounting",
         probe=placement.probe,
-        unplaced=UNPLACED,
+        unplaced=f"{UNPLACED}{', on one core' * report.on_one_core}",
         notes=(*report.notes, *([f"no {MEASURED}: {INTERRUPTED}"] if group is None else _notes(session, group, measured))),
     )
     return KeptStep(placement.graph, placement.profile, placement.result.plan, measured, step.to_json(), interrupted=group is None)
+
+
+def _has_workers(session: Session) -> bool:
+    return isinstance(session.settings.executor, Workers)
 
 
 def _parity(group: PlacedGroup) -> ParityCheck | None:
@@ -95,7 +100,7 @@ def _parity(group: PlacedGroup) -> ParityCheck | None:
 
 def _busy_us(session: Session, group: PlacedGroup) -> tuple[float, ...]:
     """Median busy times by device; empty with worker processes, as each knows its own times alone."""
-    if isinstance(session.settings.executor, Workers):
+    if _has_workers(session):
         return ()
     busy = [[statistics.median(column) for column in zip(*(t.busy_us for t in times), strict=True)] for times in _times(group)]
     return tuple(map(sum, zip(*busy, strict=True)))
