@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import baechi_ext
-from baechi_ext.errors import FileError, OptionError
+from baechi_ext.errors import FileError, MissingBackendError, OptionError
 from baechi_ext.ir import Plan
 from baechi_ext.ir.hints import nearest_map
 
@@ -78,8 +78,12 @@ def test_device_maps(takes_a_number: bool) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(OptionError, match="--device_map is only for --placement_method=expert, auto, refine"):
+    with pytest.raises(OptionError, match="^device_map is only for the methods expert, auto, refine; "):
         baechi_ext.parallelize(Towers(False), devices=2, method="m_etf", device_map={"": 0})
+    with pytest.raises(OptionError, match="^cuda_graphs=True needs CUDA devices"):
+        baechi_ext.parallelize(Towers(False), devices=2, cuda_graphs=True)
+    with pytest.raises(MissingBackendError, match=r"^cuda:98 is not on this machine, which has \d+ CUDA devices?$"):
+        baechi_ext.parallelize(Towers(False), devices=["cuda:98", "cuda:99"])
     with pytest.raises(OptionError, match="'a' is not a pin"):
         baechi_ext.parallelize(Towers(False), devices=2, pins=["a"])
     with pytest.raises(FileError, match="device_map: the model has no module or parameter 'c'"):

@@ -259,6 +259,7 @@ def test_worker_processes(tmp_path: Path, workers: ForkedWorkers) -> None:
     found = RunFolder.load(tmp_path / "run")
     require_possible(found)
     assert (found.measured.executor, found.report["executor"]) == ("process", "process")
+    assert found.report["unplaced"] == "the script unplaced, on one core"
     assert found.report["parity"]["passed"]
     held = [device[0].bytes for device in found.measured.memory]
     assert held[0] == held[1] == sum(op.persistent_bytes for op in found.graph.ops)  # all workers hold all parameters

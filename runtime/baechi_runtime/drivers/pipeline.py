@@ -77,9 +77,11 @@ class PlanRequest:
         cls, method: str, *, pins: Sequence[str] = (), device_map: DeviceMap | None = None, seed: int = 0, time_limit: float | None = None
     ) -> "PlanRequest":
         """The request in words, as Python calls have it; pins are written `encoder.*=0`, the limit is in seconds. Raises OptionError for an
-        unknown method, a malformed pin, or what is no seed or limit."""
+        unknown method, a malformed pin, a device map for another method, or what is no seed or limit."""
         if method not in METHODS:
             raise OptionError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+        if device_map is not None and method not in MAPPED:
+            raise OptionError(f"device_map is only for the methods {', '.join(MAPPED)}; drop it, or choose one of them by method=")
         if not isinstance(pins, (list, tuple)):
             raise OptionError(f"pins={pins!r} is no list; write one, such as pins=['encoder.*=0']")
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:

@@ -17,7 +17,10 @@ from baechi_ext.errors import FileError, MissingBackendError, OptionError
 from baechi_ext.ir.files import read_text
 from baechi_ext.ir.made_by import CONFIG, MadeBy
 
-_ALTERNATIVES = ({"num_devices", "num_gpus", "split_gpu"}, {"no_cache", "cache_dir"}, {"strict", "fallback"})
+_ALTERNATIVES = (
+    *({"num_devices", "num_gpus", "split_gpu"}, {"no_cache", "cache_dir"}),
+    *({"strict", "fallback"}, {"cuda_graphs", "no_cuda_graphs"}),
+)
 """Flags that say the same thing in several ways: one on the command line overrides all of them in the file."""
 _NEAR = 0.75
 """The similarity (difflib's ratio) from which a flag is named as the nearest: a letter or two too many, missing or wrong."""

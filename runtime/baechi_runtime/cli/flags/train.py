@@ -157,7 +157,7 @@ _DEVICES: dict[str, Flag] = {
         "and --split_gpu, not with --workers=process)",
         None,
     ),
-    "no_cuda_graphs": (kinds.SWITCH, "give CUDA devices their ops one by one"),
+    "no_cuda_graphs": (kinds.SWITCH, "give CUDA devices of one process their ops one by one (elsewhere it has no effect)"),
     "compile": (kinds.SWITCH, "also measure the unplaced step under torch.compile on one device, and compare the plan with it"),
     "workers": (
         WORKERS,

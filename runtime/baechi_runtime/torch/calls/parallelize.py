@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from baechi_ext.cost import attach_costs
-from baechi_ext.errors import CaptureError, MismatchError, OptionError
+from baechi_ext.errors import CaptureError, MismatchError, MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.hints import DeviceMap
 from baechi_ext.ir.numbers import bytes_of, device_count
@@ -22,7 +22,7 @@ from baechi_runtime.drivers.call_options import chosen, require_sound
 from baechi_runtime.drivers.costing import host_of
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.placement import Placement
-from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.drivers.train_request import TrainRequest, refuse
 from baechi_runtime.host.cache_folder import cache_folder
 from baechi_runtime.host.generators import python_generators_kept
 from baechi_runtime.report.call_report import CallReport
@@ -30,7 +30,7 @@ from baechi_runtime.torch.calls.call_report import report_of
 from baechi_runtime.torch.calls.fragments import Settings
 from baechi_runtime.torch.calls.module_call import ModuleCall, call_of, compiled_by_others, place_in, take_out
 from baechi_runtime.torch.calls.workers import join_workers, several_workers
-from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice, cpu_devices, cuda_devices
+from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice, cpu_devices, cuda_found
 from baechi_runtime.torch.streams.executor import executor_of as streams_or_threads
 from baechi_runtime.torch.streams.step_graph import CudaRecorder
 from baechi_runtime.torch.threads.executor import ThreadExecutor
@@ -70,18 +70,20 @@ class ParallelizeOptions:
         require_sound(self.verify_steps, self.cluster)
 
     def request(self) -> TrainRequest:
-        """The options as a run's request. Raises OptionError for an unknown method, a malformed pin, a device map for another method, or
-        an unknown way of BatchNorm."""
+        """The options as a run's request. Raises OptionError for an unknown method, a malformed pin, a device map for another method, an
+        unknown way of BatchNorm, or CUDA graphs of CPU workers; MissingBackendError for a CUDA device that is not there."""
         if self.batch_norm not in ("whole", "per_part"):
             raise OptionError(f"batch_norm={self.batch_norm!r} is neither 'whole' nor 'per_part'")
         device_map = None if self.device_map is None else DeviceMap("device_map", _named(self.device_map))
         plan = PlanRequest.of(self.method, pins=self.pins, device_map=device_map, seed=self.seed, time_limit=self.time_limit)
         devices = self._devices()
+        cuda = devices[0].torch_device.type == "cuda"
+        refuse(self.cuda_graphs and not cuda, "cuda_graphs=True needs CUDA devices, such as devices=['cuda:0']; drop it, or name some")
         return TrainRequest(
             model="",
             plan=plan if self.time_limit is not None else plan.worthwhile(),
             num_devices=len(devices),
-            cuda=devices[0].torch_device.type == "cuda",
+            cuda=cuda,
             cuda_graphs=self.cuda_graphs,
             cluster=self.cluster,
             device_memory=None if self.device_memory is None else bytes_of(self.device_memory, "device_memory"),
@@ -124,7 +126,9 @@ class ParallelizeOptions:
             return cpu_devices(len(named))
         if kinds != {"cuda"}:
             raise OptionError(f"devices={[str(d) for d in named]} are not all CUDA devices or all CPU workers; name devices of one kind")
-        cuda_devices(1 + max(d.index or 0 for d in named))  # raises where there are fewer
+        here = cuda_found()
+        if missing := [str(d) for d in named if (d.index or 0) >= here]:
+            raise MissingBackendError(f"{missing[0]} is not on this machine, which has {here} CUDA device{'s' * (here != 1)}")
         return [CudaDevice(d.index or 0) for d in named]
 
 
