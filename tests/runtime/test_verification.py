@@ -49,7 +49,7 @@ def due(
         if verification.is_due(number):
             found.append(number)
             clock.now += cost_seconds
-            verification.gone_forward(number, cost_seconds)
+            verification.gone_forward(number, cost_seconds, is_all=False)
             if backward(number):
                 verification.done(number)
     return found

@@ -94,8 +94,8 @@ class Verification:
             return False
         return number <= ALWAYS or not self.timed or self.seconds <= SHARE * (time.monotonic() - self.begun)
 
-    def gone_forward(self, number: int, seconds: float) -> None:
-        """Note that call `number` was compared up to its gradients, which took `seconds` beyond the call itself."""
+    def gone_forward(self, number: int, seconds: float, *, is_all: bool) -> None:
+        """Note that call `number` was compared up to its gradients, which took `seconds` beyond the call itself; `is_all`: it has none."""
         self._begun += 1
         self._open.add(number)
         self.seconds += seconds
@@ -104,6 +104,8 @@ class Verification:
         while self._random <= number:
             # Anywhere in the next thousand, by a number that every worker process comes to as well.
             self._random += 1 + (self._random * 48271 + 11) % (2 * _RANDOM - 1)
+        if is_all:
+            self.done(number)
 
     def done(self, number: int) -> None:
         """Note that call `number` was verified, its gradients as well; once, however many backward passes it has."""
@@ -138,6 +140,12 @@ class Verification:
         except ParityError:
             self.differed = True
             raise
+
+    def require_same_draws(self, after: RandomState | None) -> None:
+        """Raise ParityError where the generators are not as the unplaced call left them, `after` it."""
+        if after is not None and not after.is_now():
+            self.differed = True
+            raise ParityError("the placed call drew other random numbers than the unplaced one")
 
 
 def verified_run(
@@ -198,16 +206,12 @@ def verified_run(
             return {f"{OUTPUT}{i}": v for i, v in enumerate(outputs)} | _named(written, dict(enumerate(new)))
 
         verification.require(named(expected, shadows), named(values, args), lambda: exact.results(named))
-        if after is not None and not after.is_now():
-            verification.differed = True
-            raise ParityError("the placed call drew other random numbers than the unplaced one")
+        verification.require_same_draws(after)
     except BaechiError as e:
         restore(args, kept, before)
         go_on(e)
         return loaded.graph(*args)
-    verification.gone_forward(number, spent + time.monotonic() - begun)
-    if not wanted:
-        verification.done(number)
+    verification.gone_forward(number, spent + time.monotonic() - begun, is_all=not wanted)
     return values
 
 
