@@ -92,7 +92,7 @@ def test_a_run_reports_and_keeps_its_files(run: Run, tmp_path: Path) -> None:
 
 def test_costgen_writes_costs_that_a_later_run_reads_and_another_graph_refuses(run: Run, tmp_path: Path) -> None:
     cost = tmp_path / "cost.pkl"
-    code, out, err = run("train", *SMALL, "--costgen", f"--cost_path={cost}")
+    code, out, err = run("train", *SMALL[:3], "--costgen", f"--cost_path={cost}")
     assert code == 0, err
     assert "ops written to" in out
     assert json.loads(cost.read_text())["clock"] == "thread_cpu"
@@ -122,13 +122,16 @@ def test_costgen_writes_costs_that_a_later_run_reads_and_another_graph_refuses(r
         (["--costgen", "--cost_path=/nowhere/cost.json"], 1, "cannot write '/nowhere/cost.json'"),
         (["--cluster=/nowhere/cluster.json"], 1, "cannot read cluster file '/nowhere/cluster.json'"),
         (["--comm_cost_coeffs=1"], 2, "is not two numbers a,b"),
+        (["--num_steps=2", "--costgen"], 2, "--num_steps is how many steps are timed, and --costgen times none; drop one of them"),
+        (["--num_steps=2", "--train_steps=4"], 2, "--train_steps times none; drop one of them"),
+        (["--num_steps=2", "--hardware=h100"], 2, "--hardware times none; drop one of them"),
         (["--num_gpus=99"], 1, "--num_gpus=99 asks for 99 CUDA devices and this machine has"),
         (["--workers=process", "--num_gpus=99"], 1, "--num_gpus=99 asks for 99 CUDA devices and this machine has"),
         (["--device_memory=1KiB", "--comm_cost_coeffs=0.001,50"], 1, "1024"),
     ],
 )
 def test_bad_input(flags: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", *SMALL, *flags]) == code
+    assert main(["train", *SMALL[:3], "--device_speeds=1", *flags]) == code
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in only_error(captured.err)

@@ -1,5 +1,6 @@
 """`baechi train SCRIPT -- ARGUMENTS` as a user calls it: exit codes, exceptions and Ctrl-C are the script's own."""
 
+import contextlib
 import json
 import re
 import signal
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from baechi_ext.errors import FileError
 from baechi_ext.place.common import Worth
+from baechi_runtime.cli.flags.compare import compare_request
 from baechi_runtime.cli.flags.train import script_request
-from baechi_runtime.cli.main import main, make_parser
+from baechi_runtime.cli.main import main, make_parser, parsed
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.torch.calls.placing import ANEW
 from tests.runtime.forked import run, start
@@ -194,6 +197,13 @@ def test_flags_of_built_in_models_are_none_of_a_scripts(
     said = capsys.readouterr()
     assert said.out == ""
     assert f"error: {flag.partition('=')[0]} is for built-in models; drop it, or give what {script} takes after --" in said.err
+
+
+def test_a_seed_is_of_methods_that_use_one_too() -> None:
+    for command, request_of in (("train", script_request), ("compare", compare_request)):
+        with contextlib.suppress(FileError):  # there is no such script
+            request_of(parsed([command, "--seed=3", "nowhere.py"]))
+    assert script_request(parsed(["train", "--placement_method=random", "--seed=3", "train.py"])).request.plan.options.seed == 3
 
 
 THREADS = """

@@ -131,6 +131,8 @@ class TrainRequest(DevicesRequest):
         super().__post_init__()
         self._verify_sharding()
         self._verify_hosts()
+        counts = type(self.num_steps) is int and self.num_steps >= 1
+        refuse(not counts, f"num_steps={self.num_steps!r} is not a number of steps; give a whole number of at least 1")
         of_torch, in_parts = self.framework == "torch", self.microbatches != 1
         for name in _OF_TORCH:
             refuse(getattr(self, name) and not of_torch, f"--{name} is for --framework=torch; drop it")

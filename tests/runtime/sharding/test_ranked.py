@@ -27,7 +27,8 @@ from tests.runtime.workers import only_error
 SIZES = {"batch_size": 4, "vocab_size": 60, "max_seq_length": 6, "num_layers": 2, "d_model": 32, "num_heads": 4}
 GPT2 = ["--model_name=gpt2", "--dropout=0", *(f"--{name}={size}" for name, size in SIZES.items())]
 TOWERS = ["--model_name=wide_towers", "--batch_size=4", "--image_size=16"]
-TRAIN = ["train", "--workers=process", "--num_devices=2", "--time_limit=0.1", "--num_steps=2", "--json"]
+TRAIN = ["train", "--workers=process", "--num_devices=2", "--time_limit=0.1", "--json"]
+FEW = ["--num_steps=2"]
 
 
 def notes_of(report: dict[str, object], *parts: str) -> list[str]:
@@ -89,11 +90,11 @@ def test_batch_norm_keeps_an_engine_out_unless_parts_may_be_normalised(
     tmp_path_factory: pytest.TempPathFactory, workers: ForkedWorkers
 ) -> None:
     """Then its steps are timed beside those that are not split."""
-    kept = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *TOWERS))
+    kept = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *FEW, *TOWERS))
     assert "strategies" not in kept
     assert notes_of(kept, "DistributedDataParallel is predicted to take", "--batch_norm=per_part allows that", "--sharding=ddp runs it")
     out = tmp_path_factory.mktemp("run")
-    chosen = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *TOWERS, "--batch_norm=per_part", f"--out={out}"))
+    chosen = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *FEW, *TOWERS, "--batch_norm=per_part", f"--out={out}"))
     (strategy,) = chosen["strategies"]
     assert strategy["parity"]["passed"]
     assert len(strategy["measured_step_us"]["samples"]) == len(chosen["single_step_us"]["samples"]) == 2
@@ -105,7 +106,7 @@ def test_batch_norm_keeps_an_engine_out_unless_parts_may_be_normalised(
 
 def test_what_computes_another_step_is_a_parity_error(workers: ForkedWorkers) -> None:
     """Not even the reasons against it being asked for lets it go on."""
-    codes, out, err = workers.finish("ranked_on_processes", 2, "ddp+unasked", *TRAIN, *GPT2, "--dropout=0.1")
+    codes, out, err = workers.finish("ranked_on_processes", 2, "ddp+unasked", *TRAIN, *FEW, *GPT2, "--dropout=0.1")
     assert (codes[0], out) == (1, "")
     assert "differs" in only_error(err)
 

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Collection
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ OPTIMIZERS = ("sgd", "momentum", "rmsprop", "adagrad", "adadelta", "adam", "adam
 DEFAULT_DEVICES = 2
 CHECKPOINT_EVERY = 100
 AUTO, PER_PART = "auto", "per_part"
-OF_MODELS = {"model_name", "optimizer", "learning_rate", *(f.name for f in fields(ModelOptions) if f.name != "num_devices")}
-"""The flags that say what a built-in model's step is."""
+OF_MODELS = {"model_name", "optimizer", "learning_rate", *(f.name for f in fields(ModelOptions) if f.name not in ("num_devices", "seed"))}
+"""The flags that say what a built-in model's step is; --seed is of methods, too."""
 OF_RUNS = {"num_steps", "train_steps", "checkpoint", "checkpoint_every", "resume"}
 """Those that say how long `baechi train` runs it."""
+_UNTIMED = ("train_steps", "costgen", "hardware")
+"""Flags with which no step is timed."""
 _OF_ONE_STEP = ("cost_path", "initial_plan", "device_map", "expert_file", "pin", "grouper", "placer_type")
 """Flags whose files and names are of the step with its whole batch."""
 
@@ -253,7 +256,8 @@ def add_shared_flags(parser: argparse.ArgumentParser, *, method: bool = True) ->
     group = kinds.add_group(parser, "devices", _DEVICES)
     kinds.add_group(parser, "costs", _COSTS)
     kinds.add_group(parser, "run", _RUN)
-    config_flags.add_flag(parser, {"cluster", "comm_cost_coeffs"}, {"cluster", "device_speeds"})
+    untimed = ({"num_steps", flag} for flag in _UNTIMED)
+    config_flags.add_flag(parser, {"cluster", "comm_cost_coeffs"}, {"cluster", "device_speeds"}, *untimed)
     return group
 
 
@@ -278,6 +282,8 @@ def request_of(args: argparse.Namespace) -> TrainRequest | ScriptRequest | Hardw
     require_named_script(args, "train")
     if args.script is None:
         require_none_of(args, _SCRIPT, "is for scripts; drop it, or name one")
+        for flag in filter(partial(getattr, args), _UNTIMED):
+            require_none_of(args, {"num_steps"}, f"is how many steps are timed, and --{flag} times none; drop one of them")
     if is_elsewhere(args):
         if args.script is not None:
             raise OptionError(f"--hardware plans a built-in model; for {args.script} give baechi place its graph, which --out keeps")
