@@ -102,6 +102,7 @@ def hybrid(graph: OpGraph, cluster: Cluster, sharding: Sharding, place: Placer, 
     best: _Grouped | None = None
     steps: list[tuple[int, float | str]] = []
     refusals: list[Exception] = []
+    interrupted = False
     for size in group_sizes(cluster)[: 1 if pinned else None]:
         try:
             found = _Grouped(place(graph, cluster)) if size == 1 else _grouped(problem, groups_of(cluster, size))
@@ -112,12 +113,12 @@ def hybrid(graph: OpGraph, cluster: Cluster, sharding: Sharding, place: Placer, 
         steps.append((size, found.step_us))
         if best is None or found.step_us < best.step_us * (1 - _ROUNDING):
             best = found
-        if found.found.interrupted:
+        if interrupted := found.found.interrupted:
             break
     if best is None:
         why = "; ".join(f"groups of {size}: {refusal}" for size, refusal in steps)
         raise InfeasibleError(f"hybrid found no plan: {why}", status="unknown") from refusals[0]
-    return _concluded(problem, best, steps, clock_seconds() - started, pinned=pinned)
+    return replace(_concluded(problem, best, steps, clock_seconds() - started, pinned=pinned), interrupted=interrupted)
 
 
 def _grouped(problem: _Problem, groups: Groups) -> _Grouped:
@@ -176,7 +177,7 @@ def _concluded(
     about = {"method": METHOD, "status": status, "lower_bound_us": bound, "placement_seconds": seconds}
     values = {f.name: getattr(found.plan, f.name) for f in fields(Plan)} | {"graph": graph, "cluster": cluster, **about}
     plan: Plan = Plan(**values) if not best.groups else HybridPlan(**(values | best.on_devices()), groups=best.groups, shard=best.shard)
-    result = HybridResult(plan, found.trial, found.interrupted, found.notes, found.untried, steps_us=tuple(steps))
+    result = HybridResult(plan, found.trial, notes=found.notes, untried=found.untried, steps_us=tuple(steps))
     return replace(result, notes=(*found.notes, *_notes(result, pinned=pinned)))
 
 

@@ -319,3 +319,6 @@ def test_interrupted_searches_end_it() -> None:
 
     result = hybrid(graph, devices(4), sharding, stopped)
     assert (result.interrupted, result.group_size, len(result.steps_us)) == (True, 1, 1)
+    apart, sharding = step([layer("a", 1), layer("b", 1)])
+    result = hybrid(apart, devices(4), sharding, m_etf, stopped)
+    assert (result.interrupted, result.group_size, len(result.steps_us)) == (True, 1, 2)

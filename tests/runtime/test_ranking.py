@@ -9,8 +9,9 @@ import pytest
 
 from baechi_ext.cost import Profile
 from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate.one_device import one_device_timeline
-from baechi_runtime.drivers import comparing
+from baechi_runtime.drivers import comparing, pipeline
 from baechi_runtime.drivers.backend import Captured
 from baechi_runtime.drivers.comparison import CompareRequest, Contender
 from baechi_runtime.drivers.pipeline import PlanRequest, plan
@@ -181,3 +182,16 @@ def test_a_comparison_tries_no_single_part(count: int, speeds: tuple[float, floa
     assert comparing._beside_auto(request, backend, [auto], (cluster, None), None) == []
     found = comparing._beside_auto(request, backend, [auto], (cluster, None), engines)
     assert [(c.method, c.flag) for c in found] == [("ddp", "--sharding=ddp"), ("pase", "")]
+
+
+@pytest.mark.parametrize("op_us", [75, 130])
+def test_an_interrupt_of_the_search_over_parts_is_one_whichever_plan_is_the_faster(op_us: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = pipeline.plan
+
+    def stopped(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
+        return replace(plan(graph, cluster, request), interrupted=len(graph) > len(CHAIN))
+
+    monkeypatch.setattr(pipeline, "plan", stopped)
+    whole = examples(CHAIN)
+    captured, placement = place_in_parts(Halves(op_us), whole, (cluster_of(2), None))
+    assert (placement.result.interrupted, captured is whole) == (True, op_us > 100)

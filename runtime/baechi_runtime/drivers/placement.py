@@ -103,7 +103,7 @@ def place_in_parts(
     Parts that the user asks for are what runs. Left to the search (None), there is one for each device, in proportion to its speed, where
     that is faster: by the predictions or, where these are near each other and there is `rehearse`, by a few steps of both, where these tell
     (LEAST_GAIN). The plan's notes say what the other takes, or why there is none. A training that goes on from a checkpoint keeps its
-    parts. `Placement.single` is the whole batch's. Raises what `place` raises, `in_parts` for parts that the user asks for, and what
+    parts. An interrupt of either search is one of the result. `Placement.single` is the whole batch's. Raises what `place` raises, `in_parts` for parts that the user asks for, and what
     `rehearse` raises.
     """
     parts = _wanted(backend.request)
@@ -134,7 +134,8 @@ def place_in_parts(
         other += "" if tells else f"; less than {pipeline.LEAST_GAIN:.0%} apart, so the predictions decide"
     if faster:
         return captured, parted.noting(f"the batch goes in {named}; whole {other.format(as_time(step_us))}")
-    return whole, placement.noting(f"the batch stays whole; in {named} {other.format(as_time(parted_us))}")
+    kept = placement.noting(f"the batch stays whole; in {named} {other.format(as_time(parted_us))}")
+    return whole, replace(kept, result=replace(kept.result, interrupted=parted.result.interrupted))
 
 
 def rehearsed(backend: PlacingBackend[C, Any], captured: C, placement: Placement) -> Placement:
