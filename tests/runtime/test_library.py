@@ -82,6 +82,20 @@ def test_the_speedup_is_over_the_fastest_device(run: baechi_ext.Run, speeds: tup
     assert slower.speedup == slower.single_us / slower.step_us
 
 
+def test_one_device_is_the_fastest_of_a_run_and_the_first_of_what_runs(one_thread: None) -> None:
+    """What runs a plan runs its program on the first device beside it, which the report then says."""
+    model, x = Mixture(), torch.randn(16, 32)
+    slower = baechi_ext.Cluster((baechi_ext.Device("cpu:0", speed=0.5), baechi_ext.Device("cpu:1")), baechi_ext.Link(latency_us=1.0))
+    run = baechi_ext.plan(model, (x,), devices=slower, method="round_robin")
+    said = "'one device' is cpu:0, the first; cpu:1 is 2 times as fast"
+    assert said not in run.notes
+    run.apply(keep_placed=True, verify_steps=0)
+    report = baechi_ext.report(model)
+    baechi_ext.unplace(model)
+    assert report.single.makespan_us == pytest.approx(2 * run.single_us)
+    assert said in report.notes
+
+
 def test_what_is_pinned_stays_there_and_the_run_is_as_it_was(run: baechi_ext.Run, tmp_path: Path) -> None:
     before = run.plan
     pinned = run.pin("lstm*", "device:3").pin("input_0", 1)
@@ -166,6 +180,17 @@ def test_a_links_speed_is_all_that_a_byte_takes() -> None:
     assert (link.latency_us, link.send_us, link.receive_us) == (5.0, 1.0, 2.0)
     free = baechi_ext.plan(graph_of({"a": 1.0}), devices=baechi_ext.Cluster.uniform(2, link=baechi_ext.Link()), method="single")
     assert free.what_if(link="10MB/s").cluster.default == baechi_ext.Link(us_per_byte=0.1)
+
+
+def test_links_of_one_device_have_to_be_given() -> None:
+    """What a byte takes is not enough: transfers would start in no time."""
+    alone = baechi_ext.plan(graph_of({"a": 1.0}), devices=baechi_ext.Cluster((baechi_ext.Device("cpu:0"),)))
+    for link in (None, "25GB/s"):
+        with pytest.raises(OptionError, match="no link was measured, and 2 devices need one; give .* link=baechi_ext.Link"):
+            alone.what_if(devices=2, link=link)
+    link = baechi_ext.Link(1e-4, 50.0)
+    assert alone.what_if(devices=2, link=link).cluster.default == link
+    assert len(alone.what_if(device_memory="1GiB").cluster) == 1
 
 
 def test_devices_that_are_added_are_like_the_last(graph: baechi_ext.OpGraph) -> None:

@@ -79,7 +79,6 @@ def place(
     else:
         result = pipeline.plan_watched(graph, cluster, request.plan, partial(pipeline.plan_hybrid, sharding=sharding))
     together = result.splits or isinstance(result.plan, HybridPlan)
-    result = replace(result, notes=(*result.notes, *on_one_device(cluster)))
     return Placement(graph if together else single.graph, captured.profile, result, single, probe, captured.notes)
 
 
@@ -103,8 +102,8 @@ def place_in_parts(
     Parts that the user asks for are what runs. Left to the search (None), there is one for each device, in proportion to its speed, where
     that is faster: by the predictions or, where these are near each other and there is `rehearse`, by a few steps of both, where these tell
     (LEAST_GAIN). The plan's notes say what the other takes, or why there is none. A training that goes on from a checkpoint keeps its
-    parts. An interrupt of either search is one of the result. `Placement.single` is the whole batch's. Raises what `place` raises, `in_parts` for parts that the user asks for, and what
-    `rehearse` raises.
+    parts. An interrupt of either search is one of the result. `Placement.single` is the whole batch's. Raises what `place` raises,
+    `in_parts` for parts that the user asks for, and what `rehearse` raises.
     """
     parts = _wanted(backend.request)
     if parts is not None and parts != 1:

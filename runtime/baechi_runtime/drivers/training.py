@@ -17,7 +17,7 @@ from baechi_ext.place.common import PlanResult
 from baechi_runtime.drivers.backend import Backend, Captured, PlacingBackend, Trained, TrainingBackend
 from baechi_runtime.drivers.costing import KeptCosts
 from baechi_runtime.drivers.pipeline import SEARCHES
-from baechi_runtime.drivers.placement import Placement, log_device_placement, place_in_parts, rehearsed
+from baechi_runtime.drivers.placement import Placement, log_device_placement, on_one_device, place_in_parts, rehearsed
 from baechi_runtime.drivers.ranking import Engines, ranked
 from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
 from baechi_runtime.files.checkpoint_folder import Checkpoint, CheckpointFolder
@@ -231,7 +231,7 @@ def recorded(backend: PlacingBackend[C, L], captured: C, loaded: L) -> tuple[str
 
 def _notes(request: TrainRequest, captured: Captured, placement: Placement, parity: Parity) -> list[str]:
     result = placement.result
-    notes = [*result.notes, *captured.notes]
+    notes = [*result.notes, *on_one_device(result.plan.cluster), *captured.notes]
     if request.plan.method in SEARCHES and len(result.timeline.cluster) > 1 and not result.splits:
         notes.append(result.why_whole)
     if request.relaxed_random and captured.seeded_ops:

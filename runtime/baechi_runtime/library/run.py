@@ -115,8 +115,9 @@ class Run:
     ) -> "Run":
         """The step planned anew on another cluster: of so many devices, with links of this speed (`"25GB/s"`; their latency stays), or with
         devices of this memory (`"16GiB"`). Costs of ops stay as they were measured; with `hardware` ("h100") devices and links are those
-        of its data sheet, and costs what the ops' counts take them. Raises OptionError for what can't be read, ProfileError where ops
-        have no counts, InfeasibleError where no plan fits."""
+        of its data sheet, and costs what the ops' counts take them. Raises OptionError for what can't be read, and for further devices
+        than one without a Link, as one device has none to measure; ProfileError where ops have no counts, InfeasibleError where no plan
+        fits."""
         wanted = len(self.cluster) if devices is None else devices
         if hardware is not None:
             if isinstance(wanted, Cluster):
@@ -125,6 +126,12 @@ class Run:
             there = changed(target.cluster(device_count(wanted, _DEVICES)), link, device_memory)
             return on_hardware(self.graph, self._request, target, there)
         cluster = wanted if isinstance(wanted, Cluster) else sized(self.cluster, wanted)
+        has_links = isinstance(wanted, Cluster) or isinstance(link, Link) or any(self.cluster.default.total)
+        if len(cluster) > len(self.cluster) == 1 and not has_links:
+            raise OptionError(
+                f"this plan is for one device, so no link was measured, and {len(cluster)} devices need one; give what its transfers "
+                "take, as link=baechi_ext.Link(us_per_byte=0.0001, latency_us=50)"
+            )
         return self._planned(self._request, changed(cluster, link, device_memory))
 
     def compare(self, *methods: str, measure: bool = False) -> "Compared":

@@ -61,8 +61,9 @@ class Step:
         return one_device_timeline(self.alone, cluster.devices[cluster.fastest].speed)
 
     def placement(self, result: PlanResult) -> Placement:
-        """A plan of the step, as what runs steps takes it."""
-        return Placement(result.plan.graph, self.profile, result, self.single_on(result.plan.cluster))
+        """A plan of the step, as what runs steps takes it: there "one device" is the first, whose program is run beside it."""
+        first = result.plan.cluster.devices[0]
+        return Placement(result.plan.graph, self.profile, result, one_device_timeline(self.alone, first.speed))
 
     def apply(self, result: PlanResult, request: PlanRequest, options: ApplyOptions) -> Any:
         """Has the step run by a plan. Raises OptionError where there is nothing to run."""

@@ -1,5 +1,8 @@
 """The report of a training step's calls, and the record that is kept of a script's step."""
 
+from collections.abc import Iterator
+
+from baechi_runtime.drivers.placement import Placement, on_one_device
 from baechi_runtime.files.run_folder import MEASURED, KeptStep
 from baechi_runtime.measure.parity_result import in_json
 from baechi_runtime.measure.samples import Noise, samples_by_name
@@ -40,9 +43,14 @@ def report_of(placed: PlacedFunction) -> CallReport:
         shapes=len(steps),
         unplaced_calls=dict(placed.unplaced),
         refusal=placed.refusal or (INTERRUPTED if placed.interrupted else ""),
-        notes=() if placement is None else (*placement.result.notes, *placement.notes),
+        notes=tuple(_notes(placement)),
         fragments=len(steps[:1]),
     )
+
+
+def _notes(placement: Placement | None) -> Iterator[str]:
+    if placement is not None:
+        yield from (*placement.result.notes, *on_one_device(placement.result.plan.cluster), *placement.notes)
 
 
 def kept_step(function: PlacedFunction, script: str, report: CallReport) -> KeptStep | None:

@@ -5,6 +5,7 @@ from collections import deque
 
 from baechi_ext.capture.parts import NORMALISED
 from baechi_ext.ir.measured import MeasuredStep
+from baechi_runtime.drivers.placement import on_one_device
 from baechi_runtime.files.run_folder import MEASURED, KeptStep
 from baechi_runtime.measure.parity_result import in_json
 from baechi_runtime.measure.recording import RUNS
@@ -29,7 +30,7 @@ def report_of(session: Session) -> CallReport:
     placed = [f for f in session.fragments if f.count]
     first = session.groups[0] if session.groups else None
     placement = session.interrupted if first is None else first.placement
-    notes = [] if placement is None else [*placement.result.notes, *placement.notes]
+    notes = [] if placement is None else [*placement.result.notes, *on_one_device(placement.result.plan.cluster), *placement.notes]
     if first is not None:
         notes += [first.note, first.captured.why_whole and f"the batch stays whole: {first.captured.why_whole}"]
         notes += [was.note for f in first.members if (was := f.noted()) is not None]
