@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from baechi_ext.errors import FileError, GraphError, OptionError
 from baechi_ext.ir.files import read_json
 from baechi_ext.ir.op_graph import Op, OpGraph
+from baechi_ext.ir.plan import Plan
 
+P = TypeVar("P", bound=Plan)
 _OFFLOADED = ("cpu", "disk", "meta")  # where accelerate keeps parameters that are not on the device that uses them
 _SHOWN = 5
 MOST_OF_A_PATTERN = 1000
@@ -80,6 +83,18 @@ def with_pins(graph: OpGraph, pins: Sequence[Pin], devices: Sequence[str]) -> Op
         return graph
     devices_of = [chosen.get(_key(op, v), (None, ""))[0] for v, op in enumerate(graph.ops)]
     return graph.replace_ops([replace(op, pin=device) for op, device in zip(graph.ops, devices_of, strict=True)])
+
+
+def as_pinned(plan: P) -> P:
+    """The plan whose graph has the pins that the plan was made with (its option `pins`), which are in no graph file. As it is where it does
+    not keep to them: those of another program, or of other devices than it is on now."""
+    given = plan.options.get("pins")
+    try:
+        pins = [Pin.parse(text) for text in given] if isinstance(given, list) else []
+        pinned = with_pins(plan.graph, pins, [device.name for device in plan.cluster.devices]) if pins else plan.graph
+    except OptionError:
+        return plan
+    return replace(plan, graph=pinned) if pinned.pinned(plan.placement) == plan.placement else plan
 
 
 def ops_called(graph: OpGraph, pattern: str) -> list[int]:

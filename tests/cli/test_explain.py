@@ -120,6 +120,19 @@ def test_why_an_op_is_where_it_is(run: Run, graph: Path, plan: Path) -> None:
     assert parsed(run, "explain", plan, "[ab]")["on_devices"] == [2, 0]
 
 
+def test_a_plans_pins_are_those_of_its_file(run: Run, graph: Path, tmp_path: Path) -> None:
+    """They are in no graph file. On devices that lack theirs nothing is pinned."""
+    out = tmp_path / "pinned.json"
+    assert run("place", graph, "--num_devices=2", "--placement_method=m_etf", "--pin=a=device:0", "--pin=b=1", f"--out={out}")[0] == 0
+    asked = ("explain", out, "b", f"--graph={graph}")
+    assert said(run, *asked)[0] == "b is on device:1: pinned to device:1."
+    assert [parsed(run, "explain", out, op, f"--graph={graph}")["pin"] for op in "abc"] == [0, 1, None]
+    named = write(tmp_path / "cluster.json", {"devices": [{"name": "p"}, {"name": "q"}], "links": {"default": LINK}})
+    assert parsed(run, *asked, f"--cluster={named}")["pin"] is None
+    for pins in (["b"], ["z=1"], ["b=0"], [5], "b=1", {"b": 1}):
+        assert parsed(run, "explain", changed(out, "other.json", options={"pins": pins}), "b", f"--graph={graph}")["pin"] is None
+
+
 def test_a_balanced_step(run: Run, graph: Path, plan: Path) -> None:
     both = changed(plan, "both.json", placement={"a": 0, "b": 0, "c": 0})
     lines = said(run, "explain", both, "--num_devices=1")

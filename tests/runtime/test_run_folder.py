@@ -41,6 +41,11 @@ def test_everything_is_read_back(tmp_path: Path) -> None:
     assert run.made_by.command_line == "baechi train '--model_name=wide towers'"
 
 
+def test_what_was_pinned_for_the_plan_is_pinned(tmp_path: Path) -> None:
+    run = RunFolder.load(kept(tmp_path, replace(PLAN, options={"pins": ["b=1"]})))
+    assert (run.graph.pins, run.plan.graph, run.measured) == ({1: 1}, run.graph, STEP)
+
+
 def test_a_plan_alone_will_do(tmp_path: Path) -> None:
     run = RunFolder.load(kept(tmp_path, step=None))
     assert (run.measured, run.report, run.made_by) == (None, None, PLAN.made_by)

@@ -14,6 +14,7 @@ from baechi_ext.hybrid.plan import HybridPlan, load_plan
 from baechi_ext.ir import OpGraph, Plan
 from baechi_ext.ir.cluster import Device
 from baechi_ext.ir.files import make_folder, read_json, write_json
+from baechi_ext.ir.hints import as_pinned
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.place.registry import METHODS
@@ -72,7 +73,7 @@ class RunFolder:
             if not (folder / name).is_file():
                 raise FileError(f"{str(folder)!r} has no {name}; name a folder that {_WRITER.format('DIR')} has written")
         graph = OpGraph.load(folder / "graph.json")
-        plan = load_plan(folder / "plan.json", graph)
+        plan = as_pinned(load_plan(folder / "plan.json", graph))
         profile = Profile.load(folder / "profile.json", graph) if (folder / "profile.json").is_file() else None
         report = _read_report(folder / "report.json") if (folder / "report.json").is_file() else None
         measured = MeasuredStep.load(folder / MEASURED, graph) if (folder / MEASURED).is_file() else None

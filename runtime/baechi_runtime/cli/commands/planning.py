@@ -83,6 +83,7 @@ def simulate(request: SimulateRequest, output: Output) -> int:
 def explain(request: ExplainRequest, output: Output) -> int:
     """Says what bounds a plan, or where else an op could be."""
     from baechi_ext.hybrid.plan import load_plan
+    from baechi_ext.ir.hints import as_pinned
     from baechi_runtime.report.explaining import explained
     from baechi_runtime.report.plan_files import as_planned, on_devices, other_costs, plan_and_graph, shard_plan_at
 
@@ -98,7 +99,7 @@ def explain(request: ExplainRequest, output: Output) -> int:
     with progress(f"reading {plan_file} and its graph"):
         graph = OpGraph.load(graph_file)
         plan = load_plan(plan_file, graph, request.cluster.file)
-    plan = on_devices(plan.on(request.cluster.cluster(plan.cluster)))
+    plan = on_devices(as_pinned(plan.on(request.cluster.cluster(plan.cluster))))
     with progress(f"explaining a plan of {len(graph)} ops"):
         found = explained(plan, request.op, other_costs(as_planned(plan_file, graph)))
     output.report(found.report, found.print)
