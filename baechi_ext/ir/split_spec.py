@@ -1,6 +1,7 @@
 """torch.distributed.pipelining's `split_spec`, made from a plan that is a chain of modules: one stage a device, each begun by a module."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from baechi_ext.errors import PlanError
@@ -25,20 +26,18 @@ def stages_of(graph: OpGraph, placement: Sequence[int]) -> list[Stage]:
     """The stages of a plan whose forward ops, in the order in which they were captured, go from device to device and never come back.
 
     Ops of no named module, as inputs and the loss, belong to the stage that they run in, the first ones to the first. Raises PlanError
-    where the plan is no such chain, with the module at which it is none; GraphError for a graph whose ops don't know their modules.
+    where the plan is no such chain, with the module at which it is none, or where all modules with which a stage would begin run again:
+    torch cuts before each call. Raises GraphError for a graph whose ops don't know their modules.
     """
     module_names(graph)
     forward = [v for v, op in enumerate(graph.ops) if op.phase == "forward"]
-    first: dict[str, int] = {}
-    for v in forward:
-        for name in modules_around(graph.ops[v].module or ""):
-            first.setdefault(name, v)
+    begun = _begun(graph, forward)
     named = [v for v in forward if graph.ops[v].module]
     stages: list[tuple[int, str, list[int]]] = [(placement[v], "", []) for v in (named or forward)[:1]]
     for v in forward:
         device = placement[v]
         if graph.ops[v].module and device != stages[-1][0]:
-            begins = _begun_by(graph, v, first, device)
+            begins = _begun_by(graph, v, begun, device)
             _require_new(graph, v, device, stages)
             stages.append((device, begins, []))
         stages[-1][2].append(v)
@@ -50,16 +49,31 @@ def split_spec(stages: Sequence[Stage]) -> dict[str, str]:
     return {stage.begins: BEGINNING for stage in stages[1:]}
 
 
-def _begun_by(graph: OpGraph, v: int, first: dict[str, int], device: int) -> str:
-    """The outermost module whose first op this is."""
+def _begun(graph: OpGraph, forward: Sequence[int]) -> dict[str, list[int]]:
+    """The ops with which each module begins, one for each of its calls; of calls on end, for the first."""
+    begun: dict[str, list[int]] = defaultdict(list)
+    before: tuple[str, ...] = ()
+    for v in forward:
+        names = tuple(modules_around(graph.ops[v].module or ""))
+        for name in names:
+            if name not in before:
+                begun[name].append(v)
+        before = names
+    return begun
+
+
+def _begun_by(graph: OpGraph, v: int, begun: Mapping[str, Sequence[int]], device: int) -> str:
+    """The outermost module that runs but once, and begins with this op."""
     module = graph.ops[v].module or ""
-    begun = [name for name in modules_around(module) if first[name] == v]
-    if not begun:
+    found = [name for name in modules_around(module) if begun[name] == [v]]
+    if not found:
+        again = any(begun[name][0] == v for name in modules_around(module))
+        why = "what begins there runs again, before which torch would cut, too" if again else "what runs before it there is on another"
         raise PlanError(
-            f"the plan is not a chain of modules: op {graph.ops[v].id!r}, inside module {module!r}, is on device {device}, and what runs "
-            f"before it there is on another; {_ADVICE}"
+            f"the plan is not a chain of modules: op {graph.ops[v].id!r}, inside module {module!r}, is on device {device}, and {why}; "
+            f"{_ADVICE}"
         )
-    return min(begun, key=len)
+    return min(found, key=len)
 
 
 def _require_new(graph: OpGraph, v: int, device: int, stages: Sequence[tuple[int, str, list[int]]]) -> None:

@@ -44,6 +44,8 @@ def exported(run: Run, tmp_path: Path, modules: list[str], devices: list[int], k
         (["l.0.a", "l.0.b", "l.1.a", "l.1.b"], [0, 1, 1, 2], {"l.0.b": "BEGINNING", "l.1.b": "BEGINNING"}),
         (["a", "b"], [1, 1], {}),
         (["a", "", "b"], [0, 1, 1], {"b": "BEGINNING"}),
+        (["l.0", "act", "l.1", "act", "head"], [0, 0, 1, 1, 1], {"l.1": "BEGINNING"}),
+        (["l.0.a", "l.1.a", "l.2", "l.1.b", "head"], [0, 1, 1, 1, 1], {"l.1.a": "BEGINNING"}),
         (["", "a", "b"], [1, 0, 1], {"b": "BEGINNING"}),
     ],
 )
@@ -59,6 +61,7 @@ def test_split_spec(run: Run, tmp_path: Path, modules: list[str], devices: list[
         (["a", "b", "c"], [0, 1, 0], "module 'c' is on device 0 again, after 'b' on device 1"),
         (["a", "a", "b"], [0, 1, 1], "op 'f1', inside module 'a', is on device 1, and what runs before it there is on another"),
         (["l.0", "l.1", "l.0"], [0, 1, 2], "op 'f2', inside module 'l.0', is on device 2"),
+        (["a", "act", "b", "act"], [0, 1, 1, 1], "op 'f1', inside module 'act', is on device 1, and what begins there runs again"),
     ],
 )
 def test_what_is_no_chain_of_modules_is_refused(run: Run, tmp_path: Path, modules: list[str], devices: list[int], why: str) -> None:
