@@ -170,15 +170,16 @@ def refined(task: Task, start: Trial, *, interrupted: bool) -> PlanResult:
 
 
 def _ended(task: Task, best: Trial) -> PlanResult:
-    """The plan, with a note where the search had time left that was not worth it."""
+    """The plan, with a note where the search had time left that was not worth it. What is made of this plan may be of another graph, which
+    this one was grouped from, or have other costs: the note is of the search alone."""
     seconds, result = task.elapsed_seconds(), finish(task, best)
     worth = task.options.worth
     if worth is None or not task.is_enough(best) or seconds >= task.options.time_limit_seconds or result.status == "optimal":
         return result
     gap = best.makespan_us / task.bound_us - 1 if task.bound_us > 0 else 0.0
     if gap <= worth.gap:
-        why = f"the plan is within {worth.gap:.3g} of the proven bound"
+        why = f"its plan was within {worth.gap:.3g} of the proven bound"
     else:
         left_us = best.makespan_us - task.bound_us
-        why = f"what is left to gain, at most {left_us:.4g} us of a step, would not pay more of it in {worth.steps:g} steps"
-    return replace(result, notes=(*result.notes, f"the search ended after {seconds:.2g} s: {why}"))
+        why = f"at most {left_us:.4g} us of a step were left to gain, which would not pay more of it in {worth.steps:g} steps"
+    return replace(result, notes=(*result.notes, f"the search ended after {seconds:.2g} s: by the graph and the costs that it had, {why}"))

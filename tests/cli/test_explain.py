@@ -168,6 +168,18 @@ def test_many_devices(run: Run, graph: Path, plan: Path) -> None:
     assert "4 more devices" in said(run, "diff", wide, changed(wide, "moved.json", placement={"a": 0, "b": 0, "c": 2}))
 
 
+def test_transfers_that_were_not_tried_are_not_said_to_cost_nothing(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"n{i}" for i in range(13)]
+    edges = [{"source": a, "target": b, "bytes": 4} for a, b in zip(names, names[1:], strict=False)]
+    graph = write(tmp_path / "g.json", {"nodes": [{"id": name, "compute_us": 10} for name in names], "edges": edges})
+    cluster = {"devices": [{"name": "p"}, {"name": "q"}], "links": {"default": {"us_per_byte": 0, "latency_us": 0}}}
+    plan = write(tmp_path / "p.json", {"cluster": cluster, "placement": {name: i % 2 for i, name in enumerate(names)}})
+    explained = ("explain", plan, f"--graph={graph}")
+    assert "longest of 12 transfers, of which none holds the step up by itself" in said(run, *explained)
+    monkeypatch.setattr("baechi_ext.explain.sensitivity.OPS_TRIED", 0)
+    assert "longest of 12 transfers; of 10 that were tried none holds the step up by itself" in said(run, *explained)
+
+
 def test_memory_that_is_short_is_said(run: Run, graph: Path, plan: Path) -> None:
     lines = said(run, "explain", plan, "--device_memory=25")
     assert lines[2] == "x is short of memory: its peak is 96% of 25 B at 0 us, 20 B of it parameters."

@@ -175,7 +175,8 @@ def _tables(explained: PlanExplanation) -> Iterator[tuple[str, "Table"]]:
         some = "" if costs.tried == costs.count else f"{costs.tried} tried of "
         yield f"costliest of {some}{costs.count} transfers, by the step without them", _transfers(explained, costly)
     if costs.count:
-        title = "longest transfers" if costly else f"longest of {costs.count} transfers, of which none holds the step up by itself"
+        tried = ", of which" if costs.tried == costs.count else f"; of {costs.tried} that were tried"
+        title = "longest transfers" if costly else f"longest of {costs.count} transfers{tried} none holds the step up by itself"
         yield title, _transfers(explained, costs.by_duration[:MOST_LONGEST])
     count = len(explained.timeline.cluster)
     yield "devices" if count <= MOST_DEVICES else f"the {MOST_DEVICES} busiest of {count} devices", _devices(explained)
