@@ -153,7 +153,11 @@ def test_the_verdict_comes_before_the_tables(capsys: pytest.CaptureFixture[str])
     step(IN_TURN).print()
     printed = capsys.readouterr().out.splitlines()
     assert printed[:2] == ["1.76 times as fast as plain eager. Splitting pays (95% interval 1.76 to 1.76).", ""]
-    assert printed[2].startswith("step ")
+    assert printed[2].startswith("step ") and "speed-up over eager" in printed[2]
+    replace(step(IN_TURN), unplaced="tf.function, one thread").print()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "1.76 times as fast as plain tf.function. Splitting pays (95% interval 1.76 to 1.76)."
+    assert "speed-up over tf.function" in printed[2]
     alone = replace(IN_TURN, samples={**IN_TURN.samples, "single": Samples((124.0,) * 8)})
     said = "0.99 times as fast as our program on one device. Splitting does not pay here (95% interval 0.99 to 0.99)."
     assert next(iter(step(alone).lines())) == said

@@ -14,7 +14,7 @@ from baechi_runtime.measure.samples import Measurement, Samples, too_few
 from baechi_runtime.report.findings import PlanFindings, labelled, load_text, prediction_error
 from baechi_runtime.report.report import COMPILED, Checkpoint, ParityCheck, PerDevice, ProbedLink, Sides, Step, Training
 from baechi_runtime.report.tables import as_limit, as_range, as_size, as_time, share_of, show, table_of
-from baechi_runtime.report.verdict import decisive, line_of, step_verdict
+from baechi_runtime.report.verdict import decisive, line_of, short_name, step_verdict
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,7 +71,8 @@ class StepReport(_ModelReport):
 
     def _over_one_device(self) -> dict[str, Any]:
         speedup, overhead = self.measurement.ratio("single"), self.measurement.ratio("single", "eager")
-        return {"speedup": speedup.median, "speedup_interval": speedup, "overhead_of_one_device_program": overhead}
+        found = {"speedup": speedup.median, "speedup_interval": speedup, "overhead_of_one_device_program": overhead}
+        return {**found, "eager_step": self.unplaced}
 
     def print(self) -> None:
         """Prints the verdict, the tables and the facts behind it on stdout."""
@@ -90,7 +91,7 @@ class StepReport(_ModelReport):
             return titles.get(name, name), *times, f"{ratio.median:.2f}", f"{ratio.low:.2f} to {ratio.high:.2f}"
 
         interval = "range" if too_few(len(measured.samples["placed"].us)) else "95% interval"
-        names = ("step", "predicted", "measured", "min to max", "speed-up over eager", interval)
+        names = ("step", "predicted", "measured", "min to max", f"speed-up over {short_name(self.unplaced)}", interval)
         return table_of(names, (row(name, samples) for name, samples in measured.samples.items()))
 
     def _devices(self) -> "Table":

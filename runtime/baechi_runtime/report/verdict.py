@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from baechi_runtime.measure.samples import ERROR, Ratio, enough_samples
-from baechi_runtime.report.report import COMPILED, Run, Step, Strategy
+from baechi_runtime.report.report import COMPILED, Comparison, Run, Step, Strategy
 
 Verdict = dict[str, str]
 """Its tone, the words that are seen first, and a sentence."""
@@ -69,6 +69,19 @@ def fastest(strategies: Sequence[Strategy]) -> Strategy | None:
     return min(measured, key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
+def unplaced_step(report: Run) -> str:
+    """The unplaced step's name in a sentence: that of a script's, "plain eager", or "plain tf.function"."""
+    if isinstance(report, Step) and report.unplaced:
+        return report.unplaced
+    name = report.eager_step if isinstance(report, Step) else isinstance(report, Comparison) and report.unplaced and report.unplaced.name
+    return f"plain {short_name(name or 'eager')}"
+
+
+def short_name(step: str) -> str:
+    """The name of an unplaced step without how it was run: "eager" of "eager, one device"."""
+    return step.partition(",")[0]
+
+
 def compared(report: Run) -> tuple[Ratio | None, str]:
     """The gain and what it is over: the step as it is without us, the faster one of those that were measured, else our program on one
     device."""
@@ -77,7 +90,7 @@ def compared(report: Run) -> tuple[Ratio | None, str]:
     if compiled and placed and (eager is None or compiled.median < eager.median):
         return Ratio.of(compiled, placed, report.error), COMPILED
     if report.over_unplaced is not None:
-        return report.over_unplaced, (isinstance(report, Step) and report.unplaced) or "plain eager"
+        return report.over_unplaced, unplaced_step(report)
     return report.over_single, "one device"
 
 

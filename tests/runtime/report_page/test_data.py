@@ -192,6 +192,8 @@ COMPILED = {"measured_step_us": {name: {"samples": [us] * 8} for name, us in (("
         ({"speedup_over_eager": None}, "good", "1.40 times as fast as one device: Splitting pays (95% interval 1.30 to 1.50)."),
         (over_eager(high=1.1), "bad", "0.90 times as fast as plain eager: Splitting does not clearly"),
         (over_eager(high=0.9), "bad", "0.90 times as fast as plain eager: Splitting does not pay"),
+        ({"eager_step": "tf.function, one thread"}, "good", "1.40 times as fast as plain tf.function: Splitting pays"),
+        ({"unplaced": "the script unplaced"}, "good", "1.40 times as fast as the script unplaced: Splitting pays"),
         (COMPILED, "bad", "0.80 times as fast as torch.compile: Splitting does not pay"),
         ({"doubts": ["too few steps"]}, "doubt", "Inconclusive: too few steps."),
         ({"speedup_over_eager": None, "speedup_interval": None}, "plain", "times as fast as one device, predicted: Steps of this plan"),
@@ -266,6 +268,9 @@ def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:
     top = data["headline"]
     assert (top["title"], top["command"]) == ("towers", "baechi compare")
     assert top["verdict"] == {"tone": "good", "large": "1.33 times as fast as plain eager, with m_sct", "text": "Split, with m_sct."}
+    summary["unplaced"]["name"] = "tf.function, one thread"
+    (folder / COMPARISON).write_text(json.dumps({**comparison(), **summary, "methods": methods}))
+    assert "as fast as plain tf.function, with m_sct" in embedded(write_page(str(folder), None).read_text())["headline"]["verdict"]["large"]
     assert data["peaks_found"] == "computed"
     assert data["recommendation"] == ""  # it is given once
     assert [figure["value"] for figure in top["figures"][1:3]] == ["900 us", "1.40 times as fast"]
@@ -390,3 +395,9 @@ def test_a_page_has_some_of_the_dots_of_100_000_steps() -> None:
 def test_few_steps_have_a_range_and_no_interval(run: RunFolder, steps: int, said: str) -> None:
     figures = changed_headline(run, {"measured_step_us": {"placed": {"samples": [1000.0] * steps}}})["figures"]
     assert [f["detail"] for f in figures if f["label"] == "against plain eager"] == [f"{said} 1.30 to 1.50"]
+
+
+def test_the_unplaced_step_of_tensorflow_is_called_so(run: RunFolder) -> None:
+    figures = changed_headline(run, {"eager_step": "tf.function, one thread"})["figures"]
+    assert "against plain tf.function" in {figure["label"] for figure in figures}
+    assert "recorded call" not in {figure["label"] for figure in figures}  # no script's

@@ -14,7 +14,7 @@ from baechi_runtime.report.findings import load_text, prediction_error
 from baechi_runtime.report.plan_files import bound_of, other_costs
 from baechi_runtime.report.report import SINGLE, Comparison, Run, Script, Step, Training
 from baechi_runtime.report.tables import as_range, as_size, as_time
-from baechi_runtime.report.verdict import Verdict, compared, interval_text, step_verdict, verdict
+from baechi_runtime.report.verdict import Verdict, compared, interval_text, step_verdict, unplaced_step, verdict
 
 _MOST_NAMES = 6
 
@@ -44,7 +44,7 @@ def _figures(run: RunFolder, report: Run) -> list[dict[str, str]]:
     above = f"{step / bound - 1:.1%} above the lower bound of {as_time(bound)}" if bound else "no lower bound"
     figures = [figure("predicted step", as_time(step), above)]
     figures += _measured(run, report)
-    unplaced = _unplaced(report) or "plain eager"
+    unplaced = unplaced_step(report)
     if isinstance(report, Step) and (eager := report.measured_step_us.get("eager")) is not None:
         figures.append(figure(unplaced, as_time(eager.median), _spread(eager)))
     for label, gain, predicted in (
@@ -62,7 +62,7 @@ def _figures(run: RunFolder, report: Run) -> list[dict[str, str]]:
 def _measured(run: RunFolder, report: Run) -> Iterator[dict[str, str]]:
     """The placed step as it was timed, beside the prediction. Steps of a script are rounds of its loop, with all that goes on between its
     calls, and the prediction is of the call: of that one is recorded."""
-    steps, predicted_us, is_script = report.measured, run.timeline.makespan_us, bool(_unplaced(report))
+    steps, predicted_us, is_script = report.measured, run.timeline.makespan_us, isinstance(report, Step) and bool(report.unplaced)
     if steps is not None and steps.median:
         beside = "with all else that the script's loop does" if is_script else prediction_error(predicted_us, steps.median)
         yield figure("measured step", as_time(steps.median), f"{_spread(steps)}; {beside}")
@@ -134,8 +134,3 @@ def _facts(run: RunFolder, report: Run) -> list[tuple[str, str]]:
     further = report.further if isinstance(report, Script) else ()
     facts += [("also placed", f"{name}: baechi report {shlex.quote(str(run.path / folder))}") for name, folder in further]
     return [*facts, ("versions", made_by.programs or run.made_by.programs or "not recorded")]
-
-
-def _unplaced(report: Run) -> str:
-    """The name of a script's unplaced step, which its placed one is compared with; empty for other runs."""
-    return report.unplaced or "" if isinstance(report, Step) else ""
