@@ -59,7 +59,7 @@ def test_a_chosen_engine_runs_the_step_that_is_not_placed(engine: str, workers: 
 def test_a_comparison_measures_parts_and_engines_beside_the_plan(tmp_path_factory: pytest.TempPathFactory, workers: ForkedWorkers) -> None:
     """The plan that it keeps is one that can be looked at, whatever is the fastest."""
     out = tmp_path_factory.mktemp("compared")
-    flags = ["--placement_methods=auto", f"--out={out}", *TRAIN[1:]]
+    flags = ["--placement_methods=auto", f"--out={out}", *TRAIN[1:], *FEW]
     found = json.loads(workers.run("ranked_on_processes", 2, "none", "compare", *GPT2, *flags))
     rows = {row["method"]: row for row in found["methods"]}
     assert list(rows) == ["single", "auto", "auto_2_parts", "ddp", "fsdp2", "pase"]
@@ -79,7 +79,7 @@ def test_a_comparison_measures_parts_and_engines_beside_the_plan(tmp_path_factor
 
 
 def test_a_comparison_says_why_an_engine_is_not_measured(workers: ForkedWorkers) -> None:
-    flags = ["--placement_methods=auto", *TRAIN[1:], "--dropout=0.1"]
+    flags = ["--placement_methods=auto", *TRAIN[1:], *FEW, "--dropout=0.1"]
     found = json.loads(workers.run("ranked_on_processes", 2, "ddp", "compare", *GPT2, *flags))
     (row,) = [row for row in found["methods"] if row["method"] == "ddp"]
     assert row["measured_step_us"] is None
