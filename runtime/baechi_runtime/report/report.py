@@ -271,7 +271,7 @@ class Step(Planned, frozen=True, kw_only=True, tag="baechi step report"):
     overhead_of_one_device_program: Ratio | UnsetType = UNSET
     unplaced: str | UnsetType = UNSET
     eager_step: str | UnsetType = UNSET
-    """The name of the unplaced step that is timed beside the others; other than `unplaced`, it is of no script."""
+    """The name of the unplaced step that is timed beside the others; unlike `unplaced`, it is of no script."""
     speedup_over_eager: Ratio | None = None
     busy_us: PerDevice = PerDevice()
     peak_memory_bytes: PerDevice = PerDevice()
