@@ -253,11 +253,11 @@ class _Builder:
         return variable.shared_name if _stays(variable) else None
 
     def _bytes(self, tensor: str) -> int:
-        """0 where the shape is known only when the step runs, of which is taken note."""
+        """0 where the size is known only when the step runs, of which is taken note."""
         node, _, output = tensor.rpartition(":")
         value = self.source.operation(node).outputs[int(output)]
         size = size_of(value)
-        if size is None and value.dtype.size:
+        if size is None and value.dtype != tensorflow().resource:
             self.unknown[node] = None
         return size or 0
 
@@ -319,7 +319,7 @@ class _Builder:
             )
         if self.unknown:
             notes.append(
-                f"the shapes of what {len(self.unknown)} ops make are known only when the step runs, such as {next(iter(self.unknown))!r}; "
+                f"the sizes of what {len(self.unknown)} ops make are known only when the step runs, such as {next(iter(self.unknown))!r}; "
                 "they count as 0 bytes"
             )
         return tuple(notes)

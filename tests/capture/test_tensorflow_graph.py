@@ -395,3 +395,14 @@ def test_unknown_shapes_are_refused_with_advice() -> None:
 def test_shapes_that_depend_on_values_are_said() -> None:
     found = capture_function(lambda x: tf.reduce_sum(tf.boolean_mask(x, x > 0)), [tf.TensorSpec((4,))])
     assert any("known only when the step runs" in note for note in found.notes)
+
+
+def test_what_a_loop_keeps_for_its_gradients_is_said_to_count_as_nothing() -> None:
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.while_loop(lambda i, _: i < 5, lambda i, p: (i + 1, tf.tanh(p)), (0, x))[1]
+        return tape.gradient(loss, x)
+
+    found = capture_function(step, [tf.TensorSpec((4,))])
+    assert any("make are known only when the step runs, such as" in note and "count as 0 bytes" in note for note in found.notes)

@@ -8,7 +8,7 @@ its time is distributed; how much that is in all, a step says that was timed jus
 import platform
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,6 +30,8 @@ from baechi_runtime.tensorflow.servers.session import PlacedSession
 from baechi_runtime.tensorflow.servers.traces import CLOCK, kernel_of, node_stats
 
 FEWEST_REPEATS = 3
+_IN_PARTS = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
+"""Kinds of ops that run as the ops of their bodies and branches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +132,13 @@ def without_waits(times: StepTimes) -> float:
 def read_trace(metadata: Any, captured: CapturedFunction, device: str, step_us: float) -> Traced:
     """Reads the RunMetadata of a step that ran on one device; the times add up to `step_us`."""
     op_of = {node: op for op, nodes in captured.nodes.items() for node in nodes}
+    in_parts = {op.id for op in captured.graph.ops if op.op in _IN_PARTS}
     us = dict.fromkeys(captured.nodes, 0.0)
     temporary: dict[str, int] = {}
     made: dict[str, int] = {}
     kernels: dict[str, str] = {}
     for _, stats in node_stats(metadata, [device]):
-        op, kernel = op_of.get(stats.node_name), kernel_of(stats)
+        op, kernel = op_of.get(stats.node_name) or _op_around(stats.node_name, in_parts), kernel_of(stats)
         if op is None or not kernel:
             continue
         us[op] += stats.all_end_rel_nanos / 1000
@@ -147,6 +150,12 @@ def read_trace(metadata: Any, captured: CapturedFunction, device: str, step_us: 
             kernels[op] = kernel
     _give_back_fused(us, kernels, captured)
     return Traced(step_us, as_untraced(us, step_us), temporary, made)
+
+
+def _op_around(node: str, ops: Collection[str]) -> str | None:
+    """The one of these loops and conditions that a node is a part of: it has the name of the innermost before its own."""
+    scopes = node.removeprefix("Func/").split("/")[:-1]
+    return next((name for name in map("/".join, (scopes[:n] for n in range(len(scopes), 0, -1))) if name in ops), None)
 
 
 def _give_back_fused(us: dict[str, float], kernels: Mapping[str, str], captured: CapturedFunction) -> None:

@@ -83,6 +83,22 @@ def test_a_convolution_fused_into_its_bias_gets_its_time_back(captured: Captured
     assert (us[product], us[bias], us[scale]) == (80.0, 10.0, 10.0)
 
 
+def test_what_runs_inside_a_loop_or_a_condition_is_its_own(servers: Servers) -> None:
+    def step(x: tf.Tensor) -> tf.Tensor:
+        product = tf.while_loop(lambda i, _: i < 5, lambda i, p: (i + 1, tf.cond(i < 9, lambda: p @ x, lambda: p)), (0, x))[1]
+        return tf.reduce_sum(tf.reshape(product, [-1])) + tf.cond(tf.reduce_sum(x) > 0, lambda: tf.reduce_sum(x @ x), lambda: 0.0)
+
+    x = np.full((300, 300), 1 / 300, np.float32)
+    captured = capture_function(step, [x])
+    loop, condition = (next(op.id for op in captured.graph.ops if op.op.endswith(kind)) for kind in ("While", "If"))
+    inside = {f"{loop}/body/_1/{loop}/cond/then/_7/matmul": 50_000, f"Func/{loop}/body/_1/input/_3": 10_000}
+    trace = metadata({node: {"ns": ns} for node, ns in (*inside.items(), (f"{condition}/then/_9/matmul", 20_000), ("elsewhere/matmul", 7))})
+    assert {op: us for op, us in read_trace(trace, captured, DEVICE, step_us=80.0).op_us.items() if us} == {loop: 60.0, condition: 20.0}
+    graph = attach_costs(captured.graph, profile(captured, [x], servers, QUICK))
+    us = {op.id: op.compute_us for op in graph.ops}
+    assert us[loop] > us[condition] > max(us[op] for op in us if op not in (loop, condition))
+
+
 def test_traced_times_become_those_of_an_untraced_step() -> None:
     assert as_untraced({"a": 30.0, "b": 10.0}, 20.0) == {"a": 15.0, "b": 5.0}
     assert as_untraced({"a": 30.0, "b": 10.0}, 50.0) == {"a": 35.0, "b": 15.0}
