@@ -4,9 +4,11 @@ import dis
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from baechi_ext.capture.tensorflow_private import has_kernel, tensorflow
 from baechi_ext.capture.why_not import place_of
@@ -36,6 +38,8 @@ _WITH_TEXT = ("Const", "Assert", "If", "StatelessIf")
 _MOST_ENTRIES = 100
 """Entries of a dict that are looked at one by one."""
 _TEXTS = ("Print", "PrintV2", "StringFormat")
+_FRAMEWORKS = ("keras", "tensorflow")
+_NUMBERS = (int, float, np.number, np.bool_)
 
 
 def not_traceable(what: str, error: BaseException) -> CaptureError:
@@ -91,15 +95,15 @@ def _problem(kind: str, types: "Iterable[tf.DType]") -> tuple[str, str] | None:
 
 def numbers_outside(function: Callable[..., Any]) -> Mapping[str, Any]:
     """The numbers and truths outside of a function that it, and what it calls in its module, names: a trace has them as they were."""
-    return {name: value for name, value in _entries(_named_outside(function)).items() if isinstance(value, (int, float))}
+    return {name: value for name, value in _entries(_named_outside(function)).items() if isinstance(value, _NUMBERS)}
 
 
 def state_outside(function: Callable[..., Any]) -> Mapping[str, Any]:
     """The Python state around a function: numbers, and the lengths of lists and dicts, that it names, or that its object has."""
-    own = _object_of(function)
+    own = _object_of(_called(function))
     named = {f"self.{name}": value for name, value in own.items() if not name.startswith("_")} | _named_outside(function)
     lengths = {name: f"{len(value)} entries" for name, value in _entries(named).items() if isinstance(value, (list, dict))}
-    return {name: value for name, value in _entries(named).items() if isinstance(value, (int, float))} | lengths
+    return {name: value for name, value in _entries(named).items() if isinstance(value, _NUMBERS)} | lengths
 
 
 def _entries(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,6 +111,17 @@ def _entries(named: Mapping[str, Any]) -> dict[str, Any]:
     small = {name: value for name, value in named.items() if isinstance(value, dict) and len(value) <= _MOST_ENTRIES}
     inner = {f"{name}[{k!r}]": v for name, value in small.items() for k, v in value.items() if isinstance(k, (str, int))}
     return {**named, **inner}
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function or method that runs where this is called: that of a partial, and of an object its `__call__`, unless it is that of a
+    Keras layer or a function of TensorFlow's, whose own state is theirs."""
+    while isinstance(function, partial):
+        function = function.func
+    call = getattr(type(function), "__call__", None)  # noqa: B004 - the object's own would not be what runs
+    if isinstance(call, FunctionType) and call.__module__.partition(".")[0] not in _FRAMEWORKS:
+        function = call.__get__(function)
+    return function
 
 
 def _object_of(function: Callable[..., Any]) -> Mapping[str, Any]:
@@ -117,6 +132,7 @@ def _object_of(function: Callable[..., Any]) -> Mapping[str, Any]:
 def _named_outside(function: Callable[..., Any]) -> dict[str, Any]:
     """The globals and the variables of functions around that a function names, the attributes of its object as self.NAME, and the same for
     functions that it names, if they are of its module, and methods of its object."""
+    function = _called(function)
     own, kind = _object_of(function), type(getattr(function, "__self__", None))
     found: dict[str, Any] = {}
     todo, seen = [getattr(function, "__func__", function)], set()

@@ -1,6 +1,7 @@
 """Placed training steps that are plain Python functions, what they read and change outside of them, and arguments that are no arrays."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -61,6 +62,49 @@ def test_a_number_that_changes_outside_counts(monkeypatch: pytest.MonkeyPatch) -
     losses()
     assert len(placed.steps) == 4  # as the third ones
     placed.unplace()
+
+
+class Step:
+    def __init__(self) -> None:
+        self.w, self.scale = tf.Variable(tf.zeros((8, 8))), np.float32(1.0)
+
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        self.w.assign_sub(self.scale * x)
+        return tf.reduce_sum(penalty(self.w))
+
+
+def subtract(step: Step, x: tf.Tensor) -> tf.Tensor:
+    step.w.assign_sub(beta * x)
+    return tf.reduce_sum(step.w)
+
+
+def test_numbers_of_objects_that_are_called_and_of_partials_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary, ours = Step(), Step()
+    steps = [(ordinary, baechi_ext.parallelize(ours, **HERE))]
+    steps += [(partial(subtract, ordinary), baechi_ext.parallelize(partial(partial(subtract), ours), **HERE))]
+    for number in (1.0, 5.0, 1.0):
+        monkeypatch.setattr("tests.runtime.tensorflow.test_outside.beta", number)
+        ordinary.scale, ours.scale = np.float32(number), np.float32(number)
+        for plain, placed in steps:
+            np.testing.assert_allclose([float(placed(X)) for _ in range(3)], [float(plain(X)) for _ in range(3)], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(ours.w.numpy(), ordinary.w.numpy(), rtol=1e-4)
+    for _, placed in steps:
+        assert len(placed.steps) == 2
+        placed.unplace()
+
+
+def test_an_object_that_counts_its_calls_is_refused() -> None:
+    class Counting(Step):
+        steps = 0
+
+        def __call__(self, x: tf.Tensor) -> tf.Tensor:
+            self.steps += 1
+            return super().__call__(x)
+
+    step = Counting()
+    step.steps = 0
+    with pytest.raises(CaptureError, match=r"changes the Python variable 'self.steps' \(0 before"):
+        baechi_ext.parallelize(step, **HERE)(X)
 
 
 def counts(trainer: Trainer, _: tf.Tensor) -> None:

@@ -110,7 +110,7 @@ class Arguments:
 
 def _fixed(value: Any) -> Any:
     """The key of an argument that is no array: numbers and text by type and value, other objects by identity."""
-    return (type(value), value) if isinstance(value, (int, float, str, type(None))) else _Same(value)
+    return (type(value), value) if isinstance(value, (int, float, str, np.generic, type(None))) else _Same(value)
 
 
 class _Same:
