@@ -342,6 +342,21 @@ def test_with_fallback_it_goes_on_unplaced(capsys: pytest.CaptureFixture[str]) -
         baechi_ext.parallelize(step, framework="tensorflow", **HERE)(np.ones((4, 4), np.float32))
 
 
+def test_with_fallback_a_call_inside_a_function_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    weight = tf.Variable(tf.zeros((4, 4)))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        weight.assign_add(x)
+        return tf.reduce_sum(weight)
+
+    placed, x = baechi_ext.parallelize(step, framework="tensorflow", fallback=True, **HERE), tf.ones((4, 4))
+    assert [float(placed(x)) for _ in range(3)] == [16, 32, 48]
+    twice = tf.function(lambda x: placed(x) + placed(x))
+    assert [float(twice(x)), float(placed(x)), float(twice(x)), float(weight[0, 0])] == [64 + 80, 96, 112 + 128, 8]
+    assert capsys.readouterr().err.count("goes on unplaced: the placed step step is called inside a tf.function") == 1
+    assert (len(placed.steps), placed.report().placed_steps) == (1, 3)
+
+
 def test_auto_leaves_a_step_as_it_is_where_splitting_does_not_pay() -> None:
     weight = tf.Variable(tf.ones((4, 4)))
 

@@ -301,13 +301,11 @@ class PlacedFunction:
         return getattr(self.ordinary, "python_function", self.ordinary)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not tf.executing_eagerly():
-            raise CaptureError(
-                f"the placed step {self.name} is called inside a tf.function, or is one; call it from Python, and put parallelize above "
-                "tf.function"
-            )
         with running():
             try:
+                if not (self.refusal or tf.executing_eagerly()):
+                    advice = "call it from Python, and put parallelize above tf.function"
+                    raise CaptureError(f"the placed step {self.name} is called inside a tf.function, or is one; {advice}")
                 if self.refusal or is_recorded():
                     return self._as_it_is(args, kwargs, RECORDED)
                 if tf.config.functions_run_eagerly():
