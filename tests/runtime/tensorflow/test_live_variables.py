@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -154,4 +155,26 @@ def test_a_variable_that_is_assigned_needs_no_device(model: keras.Model) -> None
     model.set_weights([np.ones(v.shape) for v in model.weights])
     np.testing.assert_array_equal(kernel.numpy(), np.ones((3, 3)))
     assert set(live.changes()) == {v.path for v in model.weights}
+    live.forget()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_checkpoint_is_restored_without_the_devices(model: keras.Model, whole: bool, tmp_path: Path) -> None:
+    def checkpoint() -> tf.train.Checkpoint:
+        return tf.train.Checkpoint(model if whole else None, weight=model.weights[0].value)
+
+    def gone(names: Sequence[str]) -> dict[str, np.ndarray]:
+        raise ExecutionError("the devices are gone")
+
+    expected = model.get_weights()[0]
+    path = checkpoint().save(tmp_path / "checkpoint")
+    live = LiveVariables({v.path: v.value for v in model.variables}, gone)
+    model.weights[0].assign(expected * 0)
+    live.leave()
+    checkpoint().restore(path).expect_partial()
+    np.testing.assert_array_equal(model.weights[0].numpy(), expected)
+    assert set(live.changes()) >= {model.weights[0].path}
+    live.leave()
+    with pytest.raises(ExecutionError, match="the devices are gone"):
+        checkpoint().save(tmp_path / "checkpoint")
     live.forget()

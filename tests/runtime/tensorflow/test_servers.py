@@ -243,9 +243,10 @@ def test_hosts_that_do_not_make_the_devices() -> None:
         Servers(2, hosts=["alpha:1"])
 
 
-def test_a_training_goes_on_in_the_program_whose_server_died(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_goes_on_in_the_program_whose_server_died(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(placing, "_devices", {})  # other tests have some, too
     weight = tf.Variable(tf.ones((8, 8)))
+    checkpoint = tf.train.Checkpoint(weight=weight).save(tmp_path / "checkpoint")
 
     def step(x: tf.Tensor) -> tf.Tensor:
         loss = tf.reduce_sum(tf.tanh(x @ weight))
@@ -266,7 +267,7 @@ def test_a_training_goes_on_in_the_program_whose_server_died(monkeypatch: pytest
     placed.unplace()
     with pytest.raises(ExecutionError, match="go on from a checkpoint"):
         weight.numpy()
-    weight.assign(tf.ones((8, 8)))
+    tf.train.Checkpoint(weight=weight).restore(checkpoint)
     placed = place()
     expected = [float(tf.reduce_sum(tf.tanh(x @ tf.constant(value, shape=(8, 8))))) for value in (1.0, 0.9, 0.8)]
     assert [float(placed(x)) for _ in range(3)] == pytest.approx(expected, rel=1e-5)

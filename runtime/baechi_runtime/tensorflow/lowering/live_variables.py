@@ -137,7 +137,8 @@ def _handle(variable: tf.Variable) -> Any:
 
 def _class_away(home: Any) -> type:
     """Like the variable's own class, but whoever asks for the handle, as all reading and writing does, has the variable brought home; ops
-    that are given a variable ask for `_handle`. Where it is assigned as a whole nobody asks the devices, which may be gone."""
+    that are given a variable ask for `_handle`. Where it is assigned as a whole, or restored from a checkpoint, nobody asks the devices,
+    which may be gone."""
     if home not in _classes_away:
 
         def handle(variable: Any) -> Any:
@@ -148,17 +149,28 @@ def _class_away(home: Any) -> type:
         def set_handle(variable: Any, value: Any) -> None:
             vars(variable)["_handle"] = value
 
-        def assign(variable: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        def device(variable: Any) -> Any:
+            return _handle(variable).device
+
+        def give(variable: Any, value: Any) -> None:
             with _lock:
                 if tf.executing_eagerly() and id(_handle(variable)) in _away:
                     value = tf.convert_to_tensor(value, variable.dtype)  # may be of another variable, which brings all home
                     owner, name = _away.get(id(_handle(variable)), (None, ""))
                     if owner is not None and variable.shape.is_compatible_with(value.shape):  # else it is an error, and changes nothing
                         owner.assign(name, value)
+
+        def assign(variable: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            give(variable, value)
             return home.assign(variable, value, *args, **kwargs)
 
-        asked = {"handle": property(handle), "_handle": property(handle, set_handle), "assign": assign}
-        _classes_away[home] = type(home.__name__, (home,), {**asked, "__module__": home.__module__})
+        def restore(variable: Any, tensors: Mapping[str, Any]) -> Any:
+            give(variable, *tensors.values())
+            return home._restore_from_tensors(variable, tensors)
+
+        asked = {"handle": property(handle), "_handle": property(handle, set_handle)}
+        unasked = {"device": property(device), "assign": assign, "_restore_from_tensors": restore}
+        _classes_away[home] = type(home.__name__, (home,), {**asked, **unasked, "__module__": home.__module__})
         _classes_home[_classes_away[home]] = home
     return _classes_away[home]
 
