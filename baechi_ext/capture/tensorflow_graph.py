@@ -63,6 +63,11 @@ class CapturedFunction:
     notes: tuple[str, ...] = ()
     """Sentences on what is not as fine as it could be."""
 
+    def without_code(self) -> "CapturedFunction":
+        """The same, which keeps nothing of the user's own code, and none of the objects that that has; `unplaced` is there if it is a trace
+        that the step keeps."""
+        return self if self.kept else replace(self, unplaced=_left_out)
+
     def values(self) -> dict[str, Any]:
         """The variables' values as they are now, arrays by shared name."""
         return {v.shared_name: v.variable.numpy() for v in self.variables}
@@ -71,6 +76,10 @@ class CapturedFunction:
         """Gives all variables these values."""
         for v in self.variables:
             v.variable.assign(values[v.shared_name])
+
+
+def _left_out(*_: Any) -> None:
+    raise CaptureError("a step that was captured without its code runs placed alone")
 
 
 def capture_function(

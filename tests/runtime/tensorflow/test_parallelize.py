@@ -313,6 +313,42 @@ def test_methods_and_keyword_arguments() -> None:
     assert one.train.report().name == "Task.train"
 
 
+class Fold:
+    def __init__(self) -> None:
+        self.weight = tf.Variable(tf.zeros((4, 4)))
+
+    def step(self, x: tf.Tensor) -> tf.Tensor:
+        self.weight.assign_add(x)
+        return tf.reduce_sum(self.weight)
+
+    placed = baechi_ext.parallelize(step, framework="tensorflow", **HERE)
+
+
+def test_an_object_whose_method_is_placed_is_not_kept() -> None:
+    def bound() -> Fold:
+        fold = Fold()
+        fold.placed = baechi_ext.parallelize(fold.step, framework="tensorflow", **HERE)
+        return fold
+
+    def around() -> Fold:
+        fold = Fold()
+        fold.placed = baechi_ext.parallelize(lambda x: fold.step(x), framework="tensorflow", **HERE)
+        return fold
+
+    folds = []
+    for make in (Fold, bound, around):
+        fold = make()
+        assert [float(fold.placed(tf.ones((4, 4)))) for _ in range(3)] == [16, 32, 48]
+        assert fold.placed.report().placed_steps == 3
+        folds.append(weakref.ref(fold))
+        del fold
+        gc.collect()
+    assert [fold() for fold in folds] == [None] * 3
+    assert float(Fold().placed(tf.ones((4, 4)))) == 16
+    with pytest.raises(OptionError, match="is placed already"):
+        baechi_ext.parallelize(Fold().placed, framework="tensorflow")
+
+
 def test_a_step_that_differs_each_time_is_a_parity_error() -> None:
     weight = tf.Variable(tf.ones((4, 4)), name="weight")
     draw = np.random.default_rng(0)
@@ -342,18 +378,26 @@ def test_with_fallback_it_goes_on_unplaced(capsys: pytest.CaptureFixture[str]) -
         baechi_ext.parallelize(step, framework="tensorflow", **HERE)(np.ones((4, 4), np.float32))
 
 
-def test_with_fallback_a_call_inside_a_function_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("method", [False, True])
+def test_with_fallback_a_call_inside_a_function_is_its_own(method: bool, capsys: pytest.CaptureFixture[str]) -> None:
     weight = tf.Variable(tf.zeros((4, 4)))
 
     def step(x: tf.Tensor) -> tf.Tensor:
-        weight.assign_add(x)
+        if tf.reduce_sum(x) > 0:
+            weight.assign_add(x)
         return tf.reduce_sum(weight)
 
-    placed, x = baechi_ext.parallelize(step, framework="tensorflow", fallback=True, **HERE), tf.ones((4, 4))
+    class Task:
+        @baechi_ext.parallelize(framework="tensorflow", fallback=True, **HERE)
+        def train(self, x: tf.Tensor) -> tf.Tensor:
+            return step(x)
+
+    task, x = Task(), tf.ones((4, 4))
+    placed = task.train if method else baechi_ext.parallelize(step, framework="tensorflow", fallback=True, **HERE)
     assert [float(placed(x)) for _ in range(3)] == [16, 32, 48]
     twice = tf.function(lambda x: placed(x) + placed(x))
     assert [float(twice(x)), float(placed(x)), float(twice(x)), float(weight[0, 0])] == [64 + 80, 96, 112 + 128, 8]
-    assert capsys.readouterr().err.count("goes on unplaced: the placed step step is called inside a tf.function") == 1
+    assert capsys.readouterr().err.count("is called inside a tf.function") == 1
     assert (len(placed.steps), placed.report().placed_steps) == (1, 3)
 
 

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import keras
@@ -146,7 +147,7 @@ def arguments_of(example_inputs: Any) -> Arguments:
 
 
 def _unplaced_step(target: Any, options: ParallelizeOptions) -> "PlacedTrainStep":
-    if isinstance(target, PlacedFunction):
+    if isinstance(getattr(target, "__func__", target), PlacedFunction):
         raise OptionError("the training step is placed already; call its unplace() first")
     if not callable(target) or isinstance(target, type):
         raise OptionError(f"a training step is a function or tf.function, not {target!r}")
@@ -174,13 +175,15 @@ class PlacedTrainStep(PlacedFunction):
         self._options = options
         self._bound: weakref.WeakKeyDictionary[Any, PlacedTrainStep] = weakref.WeakKeyDictionary()
 
-    def __get__(self, owner: Any, kind: type | None = None) -> "PlacedTrainStep":
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
         if owner is None:
             return self
         if owner not in self._bound:
-            bound = PlacedTrainStep(self.ordinary.__get__(owner, kind), self._options, f"{type(owner).__name__}.{self.__name__}")
-            self._bound[owner] = bound
-        return self._bound[owner]
+            method = self.ordinary.__get__(owner, kind)
+            make = _PlacedMethod if isinstance(method, MethodType) else PlacedTrainStep  # a tf.function keeps no owner
+            self._bound[owner] = make(method, self._options, f"{type(owner).__name__}.{self.__name__}")
+        bound = self._bound[owner]
+        return MethodType(bound, owner) if isinstance(bound, _PlacedMethod) else bound
 
     @property
     def plan(self) -> Plan | None:
@@ -190,6 +193,25 @@ class PlacedTrainStep(PlacedFunction):
     def report(self) -> CallReport:
         """Reports what was placed and how long it takes, predicted and measured so far."""
         return report_of(self)
+
+
+class _PlacedMethod(PlacedTrainStep):
+    """The step of one object, which it does not keep: it is bound to that as a method is, and given it in each call."""
+
+    def __init__(self, method: MethodType, options: ParallelizeOptions, name: str) -> None:
+        super().__init__(method, options, name)
+        self.__wrapped__ = method.__func__
+
+    def __call__(self, _: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+    @property
+    def ordinary(self) -> Any:
+        return self._method()
+
+    @ordinary.setter
+    def ordinary(self, method: Any) -> None:
+        self._method = weakref.WeakMethod(method)
 
 
 def parallelize(target: Any, options: Mapping[str, Any]) -> Any:

@@ -183,7 +183,7 @@ class PlacedStep:
 
     def __init__(self, captured: CapturedFunction, timeline: Timeline, devices: Devices, turns: Turns, *, traces: bool) -> None:
         """`timeline` has the placement, and the order that devices keep to; `traces`: some steps are traced."""
-        self.captured = captured
+        self.captured = captured.without_code()  # the devices keep this, and the step may be a method of an object that is gone
         self.session = PlacedSession.of(captured, timeline, devices)
         self.live = LiveVariables({v.shared_name: v.variable for v in captured.variables}, self._fetch)
         self.turns, self.mode = turns, PLACED
@@ -353,6 +353,8 @@ class PlacedFunction:
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = OTHER_SHAPES) -> Any:
         self.lead.turns.disturbed()
         self.unplaced[self.refusal or reason] += 1
+        if not (tf.executing_eagerly() or keeps_trace(self.ordinary)):
+            return tf.function(self.ordinary)(*args, **kwargs)  # AutoGraph, which the function around has, does not look into this call
         return self.ordinary(*args, **kwargs)
 
     def _run(self, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
