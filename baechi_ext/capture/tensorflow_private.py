@@ -58,8 +58,10 @@ def is_recorded() -> bool:
 
 
 def resources_of(dataset: Any) -> list[Any]:
-    """Variables, tables and the like that the functions of a data set have captured, without those of its inputs."""
-    return [c for function in dataset._functions() for c in function.function.captured_inputs if c.dtype == tensorflow().resource]
+    """Variables, tables and the like that the functions of a data set have captured, without those of its inputs. One that is saved has
+    the function that it was given in place of a traced one, or None."""
+    traced = (getattr(function, "function", None) for function in dataset._functions())
+    return [c for function in traced for c in getattr(function, "captured_inputs", ()) if c.dtype == tensorflow().resource]
 
 
 def keeps_trace(function: Any) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from baechi_ext.errors import ExecutionError
-from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables
+from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables, watch_data_sets
 
 
 class Elsewhere:
@@ -178,3 +178,17 @@ def test_a_checkpoint_is_restored_without_the_devices(model: keras.Model, whole:
     with pytest.raises(ExecutionError, match="the devices are gone"):
         checkpoint().save(tmp_path / "checkpoint")
     live.forget()
+
+
+def odd(x: tf.Tensor) -> tf.Tensor:
+    return x % 2
+
+
+@pytest.mark.parametrize("shard", [None, odd])
+def test_a_watched_data_set_may_be_saved_with_checkpoints(shard: Callable[[tf.Tensor], tf.Tensor] | None, tmp_path: Path) -> None:
+    watch_data_sets()
+    steps = tf.Variable(0, dtype=tf.int64)
+    kept = {"step_counter": steps, "checkpoint_interval": 2, "directory": str(tmp_path / "checkpoints"), "max_to_keep": 1}
+    tf.data.Dataset.range(5).save(str(tmp_path / "data"), shard_func=shard, checkpoint_args=kept)
+    assert int(steps) == 5
+    assert (tmp_path / "data").is_dir()
