@@ -1,5 +1,6 @@
 """All uses of TensorFlow beyond its public interface, in one place, and its first import."""
 
+import gc
 import os
 import sys
 from contextlib import nullcontext
@@ -62,6 +63,13 @@ def resources_of(dataset: Any) -> list[Any]:
     the function that it was given in place of a traced one, or None."""
     traced = (getattr(function, "function", None) for function in dataset._functions())
     return [c for function in traced for c in getattr(function, "captured_inputs", ()) if c.dtype == tensorflow().resource]
+
+
+def variable_of(handle: Any) -> Any:
+    """The variable with this handle, of all that there are; None where it is the handle of something else. A trace knows only the variables
+    that it reads, and not those that it writes with read_value=False alone."""
+    kind = tensorflow().Variable
+    return next((o for o in gc.get_objects() if kind in type(o).__mro__ and vars(o).get("_handle") is handle), None)
 
 
 def keeps_trace(function: Any) -> bool:

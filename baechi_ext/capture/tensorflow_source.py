@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.tensorflow_cleanup import constant_node, new_name
-from baechi_ext.capture.tensorflow_private import tensorflow, with_calls_inlined
+from baechi_ext.capture.tensorflow_private import tensorflow, variable_of, with_calls_inlined
 from baechi_ext.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -133,6 +133,8 @@ def _variables(concrete: Any, what: str) -> tuple[CapturedVariable, ...]:
         if inner.dtype not in (tf.resource, tf.variant):
             continue
         variable = known.get(id(outer))
+        if variable is None and inner.dtype == tf.resource:
+            variable = variable_of(outer)
         if variable is None:
             raise CaptureError(
                 f"{what} uses a resource that is not a variable ({inner.op.name!r}), such as an iterator, a data set, a table or a "

@@ -253,6 +253,22 @@ def test_a_model_whose_own_step_has_the_optimizer() -> None:
     assert baechi_ext.report(model).placed_steps == 8
 
 
+@pytest.mark.parametrize("kind", [lambda f: f, tf.function])
+def test_variables_that_are_written_and_never_read_are_trained(kind: Callable[..., Any]) -> None:
+    weight, steps = tf.Variable(tf.zeros((4, 4))), tf.Variable(0)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        steps.assign_add(1, read_value=False)
+        weight.assign_add(x, read_value=False)
+        return tf.reduce_sum(x)
+
+    placed = baechi_ext.parallelize(kind(step), framework="tensorflow", **HERE)
+    for _ in range(4):
+        placed(tf.ones((4, 4)))
+    assert placed.report().placed_steps == 4
+    assert (float(weight[0, 0]), int(steps)) == (4.0, 4)
+
+
 def test_a_thread_that_looks_amid_a_step_sees_what_the_step_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = tf.Variable(tf.zeros((4, 4)))
 
