@@ -1,6 +1,6 @@
 """A traced TensorFlow step before it is cleaned: its nodes, what they make, and the variables that they use."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -18,7 +18,7 @@ READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _HANDLES = "baechi_handles"
 _MOST_BYTES = 2**31
-"""The size from which a tensor is none that a graph can hold."""
+"""The size from which tensors are more than a graph can hold."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Source:
         values = {inner.op.name: outer for outer, inner in traced.captures}
         for name in (v.placeholder for v in variables):
             del values[name]
-        for node in definition.node:
-            if node.name in values:
-                _require_small(node.name, values[node.name], what)
-                node.CopyFrom(constant_node(node.name, values[node.name].numpy()))
+        used = [node for node in definition.node if node.name in values]
+        _require_small({node.name: values[node.name] for node in used}, what)
+        for node in used:
+            node.CopyFrom(constant_node(node.name, values[node.name].numpy()))
         return cls(
             graph=_imported(definition, variables) if inlines else traced,
             definition=definition,
@@ -89,11 +89,15 @@ class Source:
         return tuple(name for name in self.nodes if _has_effect(self.operation(name)))
 
 
-def _require_small(name: str, tensor: Any, what: str) -> None:
-    size = int(tensor.dtype.size) * prod(tensor.shape)
-    if size >= _MOST_BYTES:
+def _require_small(tensors: Mapping[str, Any], what: str) -> None:
+    """Raises CaptureError, with the largest one's name, where these are more than a graph holds."""
+    sizes = {name: int(tensor.dtype.size) * prod(tensor.shape) for name, tensor in tensors.items()}
+    if (total := sum(sizes.values())) >= _MOST_BYTES:
+        name = max(sizes, key=sizes.__getitem__)
+        others = f" and others, of {total} bytes in all" if len(sizes) > 1 else ""
         advice = "make it a tf.Variable (trainable=False), or an argument of the step"
-        raise CaptureError(f"{what} uses the tensor {name!r} of {size} bytes, and a graph holds constants of less than 2 GiB; {advice}")
+        held = "a graph holds less than 2 GiB of such constants"
+        raise CaptureError(f"{what} uses the tensor {name!r} of {sizes[name]} bytes{others}; {held}; {advice}")
 
 
 def as_traced(concrete: Any, order: Sequence[int]) -> Callable[..., Any]:

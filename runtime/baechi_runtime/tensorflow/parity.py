@@ -21,8 +21,6 @@ from baechi_runtime.measure.parity_result import Parity, in_json, require_parity
 from baechi_runtime.tensorflow.servers.session import PlacedSession
 from baechi_runtime.tensorflow.step import Captured
 
-OF_PARTS = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
-"""Kinds of values that are several tensors each."""
 TOLERANCE = 1e-5
 PERTURBED_STEPS = 3
 _MORE_THAN_ROUNDING = 4.0
@@ -135,7 +133,8 @@ class Verification:
 
 def results_of(returned: Any) -> dict[str, np.ndarray]:
     """A step's results, flat and by number; Python's numbers as the tensors that a graph makes of them."""
-    parts = [part for x in tf.nest.flatten(returned) for part in (tf.nest.flatten(x, True) if isinstance(x, OF_PARTS) else [x])]
+    leaves = (tf.convert_to_tensor(x) if isinstance(x, tf.Variable) else x for x in tf.nest.flatten(returned))
+    parts = [part for x in leaves for part in tf.nest.flatten(x, expand_composites=True)]
     values = [tf.convert_to_tensor(x) if isinstance(x, (bool, int, float)) else x for x in parts if x is not None]
     return {f"result {i}": np.asarray(x) for i, x in enumerate(values)}
 

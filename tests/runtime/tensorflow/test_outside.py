@@ -165,11 +165,18 @@ def test_an_argument_that_is_no_array_is_refused(kind: str, capsys: pytest.Captu
     assert f"an argument of the training step is a tensor of {kind}s, which can't be placed" in capsys.readouterr().err
 
 
-def test_a_tensor_that_no_graph_can_hold_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorflow_source, "_MOST_BYTES", 256)
-    placed = baechi_ext.parallelize(lambda x: tf.reduce_sum(x * X), **HERE)
-    with pytest.raises(CaptureError, match=r"uses the tensor '\S+' of 256 bytes, and a graph holds constants of less than 2 GiB"):
-        placed(tf.constant(1.0))
+def test_tensors_that_no_graph_can_hold_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = tf.constant(np.ones((4, 8), np.float32))
+
+    def called(most_bytes: int, step: Callable[..., Any]) -> Any:
+        monkeypatch.setattr(tensorflow_source, "_MOST_BYTES", most_bytes)
+        return baechi_ext.parallelize(step, **HERE)(tf.constant(1.0))
+
+    with pytest.raises(CaptureError, match=r"uses the tensor '\S+' of 256 bytes; a graph holds less than 2 GiB of such constants; make"):
+        called(256, lambda x: tf.reduce_sum(x * X))
+    with pytest.raises(CaptureError, match=r"uses the tensor '\S+' of 256 bytes and others, of 384 bytes in all; a graph holds"):
+        called(384, lambda x: tf.reduce_sum(x * half) + tf.reduce_sum(x * X))
+    assert np.isfinite(called(385, lambda x: tf.reduce_sum(x * half) + tf.reduce_sum(x * X)))
 
 
 def test_steps_of_a_fit_that_run_as_they_are_are_counted() -> None:

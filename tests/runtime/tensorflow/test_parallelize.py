@@ -269,6 +269,27 @@ def test_variables_that_are_written_and_never_read_are_trained(kind: Callable[..
     assert (float(weight[0, 0]), int(steps)) == (4.0, 4)
 
 
+class Moments(tf.experimental.ExtensionType):
+    mean: tf.Tensor
+    square: tf.Tensor
+
+
+@pytest.mark.parametrize("kind", [lambda f: f, tf.function])
+def test_results_of_a_type_of_the_users_own(kind: Callable[..., Any]) -> None:
+    weight = tf.Variable(tf.zeros((4, 4)))
+
+    def step(x: tf.Tensor) -> tuple[Any, ...]:
+        weight.assign_add(x)
+        return weight, Moments(tf.reduce_mean(weight), tf.reduce_mean(weight**2)), None, tf.reduce_sum(weight)
+
+    placed = baechi_ext.parallelize(kind(step), framework="tensorflow", **HERE)
+    for i in range(1, 5):
+        value, moments, nothing, total = placed(tf.ones((4, 4)))
+        assert isinstance(moments, Moments)
+        assert (float(value[0, 0]), float(moments.mean), float(moments.square), nothing, float(total)) == (i, i, i * i, None, 16 * i)
+    assert placed.report().placed_steps == 4
+
+
 def test_a_thread_that_looks_amid_a_step_sees_what_the_step_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = tf.Variable(tf.zeros((4, 4)))
 

@@ -32,7 +32,7 @@ from baechi_runtime.report.progress import progress
 from baechi_runtime.tensorflow.calls.placing import opened, place_step, shared_devices
 from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables, bring_home, others_wait
 from baechi_runtime.tensorflow.measure import load_of_others
-from baechi_runtime.tensorflow.parity import OF_PARTS, Verification, as_captured, draws_anew, perturbed, require_no_sequence, results_of
+from baechi_runtime.tensorflow.parity import Verification, as_captured, draws_anew, perturbed, require_no_sequence, results_of
 from baechi_runtime.tensorflow.servers.devices import Devices
 from baechi_runtime.tensorflow.servers.session import FailedOpError, PlacedSession
 from baechi_runtime.tensorflow.servers.step_recorder import RUNS, WARM_UP
@@ -41,6 +41,8 @@ EAGERLY = "tf.config.run_functions_eagerly has them run as Python"
 RECORDED = "a GradientTape around the call needs to see what it computes"
 MOST_SHAPES = 8
 """Shapes of the arguments that are captured; further ones run as they are."""
+_OF_PARTS = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
+"""Kinds of arguments that are several tensors each."""
 _running = threading.local()
 _due: deque[Callable[[], None]] = deque()
 """Calls to make before another step is placed."""
@@ -88,7 +90,7 @@ class Arguments:
         """Raises CaptureError for what is no dense tensor."""
         leaves = tf.nest.flatten((args, kwargs))
         for leaf in leaves:
-            if isinstance(leaf, OF_PARTS):
+            if isinstance(leaf, _OF_PARTS):
                 advice = "pass dense ones (ragged.to_tensor(), tf.sparse.to_dense)"
                 raise CaptureError(f"an argument of the training step is a {type(leaf).__name__}, which can't be placed; {advice}")
             if isinstance(leaf, tf.Tensor) and leaf.dtype in (tf.variant, tf.resource):
@@ -239,11 +241,9 @@ class PlacedStep:
         left = iter(results)
 
         def value(x: Any) -> Any:
-            if isinstance(x, OF_PARTS):
-                return tf.nest.map_structure(value, x, expand_composites=True)
             return None if x is None else tf.convert_to_tensor(next(left))
 
-        return tf.nest.map_structure(value, self.captured.structured_outputs)
+        return tf.nest.map_structure(value, self.captured.structured_outputs, expand_composites=True)
 
     def close(self) -> None:
         """The variables come home, if the devices still have them, and the devices are free of them; steps of others may be timed."""
