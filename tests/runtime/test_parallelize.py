@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import baechi_ext
 from baechi_ext.errors import OptionError
@@ -127,6 +127,45 @@ def test_gradients_may_come_in_with_other_strides() -> None:
         assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), placed.parameters(), strict=True))
 
 
+READ_FLAT = {
+    "group norm": lambda own, h: nn.functional.group_norm(h.view(5, 4, 2, 2), 2, own.scale, own.scale),
+    "weight norm": lambda own, h: own.normed.weight * h.mean(),
+    "scattered": lambda own, h: torch.as_strided_scatter(h * 2, h[:4, :4].tanh(), (4, 4), (16, 1)),
+    "complex": lambda own, h: torch.view_as_real(torch.complex(h, h * 2)),
+    "real": lambda own, h: torch.view_as_complex(h.tanh().view(5, 8, 2)),
+}
+
+
+class ReadFlat(nn.Linear):
+    """Returns what has a backward op that reads a gradient by the strides it was traced with."""
+
+    def __init__(self, compute: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__(6, 16)
+        self.scale, self.normed, self.compute = nn.Parameter(torch.rand(4)), weight_norm(nn.Linear(6, 4)), compute
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(self, super().forward(x))
+
+
+@pytest.mark.parametrize("name", READ_FLAT)
+def test_gradients_that_autograd_makes_contiguous_may_come_in_with_other_strides(name: str) -> None:
+    torch.manual_seed(7)
+    model = ReadFlat(READ_FLAT[name])
+    placed = place(copy.deepcopy(model), verify_steps=0)
+    for turn in range(5):
+        x = torch.randn(5, 6)
+        out = model(x)
+        gradient = torch.randn(out.shape[::-1], dtype=out.dtype).permute(*range(out.dim())[::-1])
+        gradient = gradient if turn == 3 else gradient[:1].expand(out.shape) if turn == 4 else gradient.contiguous()
+        model.zero_grad()
+        placed.zero_grad()
+        out.backward(gradient.conj())
+        placed(x).backward(gradient.conj())
+        for p, q in zip(model.parameters(), placed.parameters(), strict=True):
+            assert p.grad is q.grad is None or torch.equal(p.grad, q.grad)
+    assert report(placed).placed_steps == 4
+
+
 def test_calls_under_way_at_the_same_time() -> None:
     torch.manual_seed(3)
     model = Branches()
@@ -183,6 +222,36 @@ def test_a_loss_that_is_kept_keeps_no_batch(shape: str, verify_steps: int) -> No
     assert [batch() for batch in batches] == [None] * 4
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         loss.backward()
+
+
+class Gates(nn.Module):
+    """Its backward pass reads what it returns."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(6, 4) for _ in range(heads))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.sigmoid(head(x)) for head in self.heads)
+
+
+@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_call_is_freed_with_what_it_returned(heads: int, *, backward: bool) -> None:
+    placed = place(Gates(heads), verify_steps=0)
+    batches = []
+    for step in range(5):
+        if step == 2:
+            gc.collect()  # what tracing left
+            gc.disable()
+        x = torch.randn(5, 6)
+        batches.append(weakref.ref(x))
+        out = placed(x)
+        if backward:
+            out[0].sum().backward()
+        del x, out
+    gc.enable()
+    assert [batch() for batch in batches[2:]] == [None] * 3
 
 
 @pytest.mark.parametrize("how", ["unplaced", "paused"])

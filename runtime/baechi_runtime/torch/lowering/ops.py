@@ -14,13 +14,13 @@ import torch
 from torch import fx
 
 from baechi_ext.capture.torch_joint import Binding, BoundOp
-from baechi_ext.capture.torch_private import as_if_recording
 from baechi_ext.errors import BaechiError
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.op_error import OpError, Storages, storages_of
 from baechi_runtime.torch.lowering.program import DeviceProgram, Free, Receive, Run, Send, moves_nothing
+from baechi_runtime.torch.lowering.runnable import runnable
 
 Slots = list[Any]
 Action = Callable[[Slots], object]
@@ -388,7 +388,7 @@ class Lowering:
     def _call(self, node: fx.Node, elements: Mapping[int, int] | None = None) -> Action:
         """Calls the node's target on its arguments; fills the node's slot, or the slots of the elements that are read."""
         device = self.device.torch_device
-        target = _runnable(cast(Callable[..., Any], node.target), device)
+        target = runnable(node, device)
         named = {k: self._argument(device if isinstance(a, torch.device) else a) for k, a in node.kwargs.items()}
         if fixed := {k: constant for k, (constant, fill) in named.items() if fill is None}:
             target = partial(target, **fixed)
@@ -430,30 +430,6 @@ class Lowering:
         if node in binding.constants:
             return binding.constants[node].to(self.device.torch_device)
         return None
-
-
-def _runnable(target: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """The function to call on a device for a node's target where gradients are not recorded."""
-    if target is torch.ops.aten.native_dropout_backward.default and device.type == "cpu":
-        return _dropout_backward
-    if target is torch.ops.aten.view.default:  # autograd's own word: a gradient that comes in may have other strides than when captured
-        return torch.ops.aten.reshape.default
-    if target is not torch.ops.aten.mkldnn_rnn_layer.default:
-        return target
-
-    def with_workspace(*args: Any) -> Any:
-        with as_if_recording():
-            return target(*args)
-
-    return with_workspace
-
-
-def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """The gradient behind a dropout as autograd has it on a CPU, where the scale is rounded to the tensor's type."""
-    if gradient.dtype in (torch.bfloat16, torch.float16):
-        return gradient * (mask.to(gradient.dtype) * scale)
-    native: torch.Tensor = torch.ops.aten.native_dropout_backward.default(gradient, mask, scale)
-    return native
 
 
 def _by_position(target: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:

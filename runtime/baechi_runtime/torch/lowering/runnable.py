@@ -1,0 +1,61 @@
+"""The functions that nodes of a traced step run: aten's own, but where autograd, which a step runs without, does more than call them."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from baechi_ext.capture.torch_private import as_if_recording
+
+_LAID_OUT = {
+    "aten.as_strided.default": 0,
+    "aten.native_group_norm_backward.default": 0,
+    "aten.view_as_complex.default": 0,
+    "aten._weight_norm_interface_backward.default": 0,
+    "aten.cudnn_batch_norm_backward.default": 1,
+}
+"""Ops that read a gradient by the strides of the trace, some past its end where it has others, and which argument that is. Autograd makes
+it contiguous before; of gradients that are so in a trace, that leaves no node."""
+
+
+def runnable(node: fx.Node, device: torch.device) -> Callable[..., Any]:
+    """The function to call on a device for a node's target where gradients are not recorded."""
+    target = cast(Callable[..., Any], node.target)
+    if (position := _LAID_OUT.get(str(target))) is not None:
+        return _with_strides(target, position, cast(fx.Node, node.args[position]).meta["val"].stride())
+    if target is torch.ops.aten.view_as_real.default:  # a gradient that comes in may be one to be conjugated
+        return lambda value: target(value.resolve_conj())
+    if target is torch.ops.aten.native_dropout_backward.default and device.type == "cpu":
+        return _dropout_backward
+    if target is torch.ops.aten.view.default:  # autograd's own word: a gradient that comes in may have other strides than when captured
+        return torch.ops.aten.reshape.default
+    if target is not torch.ops.aten.mkldnn_rnn_layer.default:
+        return target
+
+    def with_workspace(*args: Any) -> Any:
+        with as_if_recording():
+            return target(*args)
+
+    return with_workspace
+
+
+def _with_strides(target: Callable[..., Any], position: int, strides: tuple[int, ...]) -> Callable[..., Any]:
+    """The function, with a copy of the argument at a position where that has other strides."""
+
+    def call(*args: Any) -> Any:
+        value = args[position]
+        if value.stride() == strides:
+            return target(*args)
+        laid_out = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+        return target(*args[:position], laid_out, *args[position + 1 :])
+
+    return call
+
+
+def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """The gradient behind a dropout as autograd has it on a CPU, where the scale is rounded to the tensor's type."""
+    if gradient.dtype in (torch.bfloat16, torch.float16):
+        return gradient * (mask.to(gradient.dtype) * scale)
+    native: torch.Tensor = torch.ops.aten.native_dropout_backward.default(gradient, mask, scale)
+    return native
