@@ -123,7 +123,8 @@ class _Call:
             raise
         if self.loaded.counted:
             torch.autograd.graph.increment_version([args[i] for i in self.loaded.counted])
-        outputs = [o if o.device == home else o.to(home) for o, home in zip(outputs, part.devices, strict=True)]
+        # Detached: autograd will tie them to this call, which keeps what a backward pass reads, perhaps themselves or views of them.
+        outputs = [o.detach() if o.device == home else o.to(home) for o, home in zip(outputs, part.devices, strict=True)]
         self._versions = [a._version for a in args]
         # Held weakly: an output holds this call, and what is gone can't be changed any more.
         self._outputs = {i: (weakref.ref(outputs[i]), outputs[i]._version) for i in part.saved_outputs}
