@@ -83,18 +83,41 @@ def steps(use: Callable[..., list[Any]], wrap: Callable[[nn.Module], nn.Module],
     return found, model
 
 
-@pytest.mark.parametrize(
-    ("kind", "use"), [*((Shown, use) for use in (differentiated, retained, hooked, of_second_order, unused)), (Keeping, hooked)]
-)
-def test_a_gradient_on_the_way_is_what_it_is_unplaced(kind: type[Shown], use: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    expected, _ = steps(use, lambda model: model, kind)
-    found, model = steps(use, lambda model: place(model, strict=False), kind)
+def require_alike(found: Sequence[Any], expected: Sequence[Any]) -> None:
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
         assert (a is None) is (b is None)
         assert a is None or torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "use"), [*((Shown, use) for use in (retained, hooked, unused)), (Keeping, hooked)])
+def test_a_gradient_on_the_way_is_what_it_is_unplaced(kind: type[Shown], use: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    expected, _ = steps(use, lambda model: model, kind)
+    found, model = steps(use, lambda model: place(model, strict=False), kind)
+    require_alike(found, expected)
     assert report(model).placed_steps == 2
     assert f"{kind.__name__} runs as it is: it returns what it also computes with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("use", [differentiated, of_second_order])
+def test_torch_autograd_grad_leaves_calls_placed(use: Any) -> None:
+    expected, _ = steps(use, lambda model: model)
+    found, model = steps(use, place)
+    require_alike(found, expected)
+    assert report(model).placed_steps == 3
+
+
+def test_gradients_of_parameters_alone_leave_calls_placed() -> None:
+    plain = Shown()
+    placed = place(copy.deepcopy(plain))
+    for _ in range(3):
+        x = torch.randn(5, 6)
+        expected, found = (torch.autograd.grad(model(x)[0].sum(), list(model.parameters())) for model in (plain, placed))
+        require_alike(found, expected)
+    for model in (plain, placed):
+        model(x)[0].sum().backward(inputs=list(model.parameters()))
+    require_alike([p.grad for p in placed.parameters()], [p.grad for p in plain.parameters()])
+    assert report(placed).placed_steps == 3
 
 
 def test_nobody_asks_and_calls_stay_placed() -> None:

@@ -29,7 +29,7 @@ Gradients = Mapping[int, Tensor]
 """Gradients by argument."""
 Check = Callable[[Sequence[Tensor | None], Gradients], Gradients]
 """Checks a call's gradients, made from those of its outputs; returns those to use."""
-ASKED_FOR = "it returns what it also computes with, and a hook, retain_grad() or torch.autograd.grad asks for a gradient of that"
+ASKED_FOR = "it returns what it also computes with, and a hook or retain_grad() asks for a gradient of that"
 CASTS = "its backward pass runs under autocast, its forward pass, or a part of that, did not"
 _FREED = (
     "Trying to backward through the graph a second time: the values of a placed call are freed; give retain_graph=True to the first "
@@ -321,7 +321,8 @@ class _Apart:
             held = [(ref(), hooks) for ref, hooks in self._shown]
             shown = any(hooks or (o is not None and o.retains_grad) for o, hooks in held)
             self.asked_for = bool(held) and (shown or not reaches(self._end))
-            if self.asked_for and call.loaded.failed is not None:
+            # A pass that makes some gradients alone (torch.autograd.grad) may be after parameters', and the next one be another.
+            if shown and call.loaded.failed is not None:
                 call.loaded.failed(CaptureError(ASKED_FOR))
         self._tangents[i] = tangent
         others = sorted(self._made_from[i])
