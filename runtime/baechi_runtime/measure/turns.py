@@ -164,13 +164,13 @@ class Turns:
         """Microseconds that placing saves per step, by the means of all but the longest step of each kind; negative where it costs."""
         if not self.placed_us or not self.plain_us:
             return 0.0
-        placed, plain = (statistics.fmean(sorted(us)[: max(1, len(us) - 1)]) for us in (self.placed_us, self.plain_us))
-        return plain - placed
+        return _mean_us(self.plain_us) - _mean_us(self.placed_us)
 
     @property
     def why_plain(self) -> str:
-        """Why plain steps are kept, once that is decided."""
-        plain, placed = map(_ms, (self.plain_us, self.placed_us))
+        """Why plain steps are kept, once that is decided: by the means of `saved_us`, or by all of the first few steps."""
+        left_out = int(self.saved_us <= 0)
+        plain, placed = (f"{_mean_us(us, left_out) / 1000:.1f} ms" if us else "nothing measured" for us in (self.plain_us, self.placed_us))
         return f"plain steps are faster: {plain} against {placed} placed; --keep_placed stays placed"
 
 
@@ -180,5 +180,6 @@ def disturb_timed() -> None:
         turns.disturbed()
 
 
-def _ms(us: Sequence[float]) -> str:
-    return f"{statistics.median(us) / 1000:.1f} ms" if us else "nothing measured"
+def _mean_us(us: Sequence[float], left_out: int = 1) -> float:
+    """The mean of all but the longest ones."""
+    return statistics.fmean(sorted(us)[: max(1, len(us) - left_out)])
