@@ -1,11 +1,13 @@
 """A module whose calls TorchDynamo traces for us is still the user's: whatever is done to it, it computes what it computes by itself."""
 
 import copy
+import gc
 import io
 import pickle
 import re
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -100,6 +102,16 @@ def test_the_backend(backend: Callable | str, in_place: bool) -> None:
     (session,) = [s for s in sessions() if s not in known]
     report = report_of(session)
     assert (report.placed_steps, report.plan.method, report.verified.max_rel_diff) == (5, "random", 0)
+
+
+def test_what_the_backend_has_seen_once_ends_with_its_module() -> None:
+    model = Net()
+    compiled, x = torch.compile(model, backend=baechi, options={**OPTIONS, "seed": 9}, dynamic=False), torch.randn(5, 6)
+    compiled(x).sum().backward()
+    kept = [weakref.ref(x), *map(weakref.ref, model.parameters())]
+    del model, compiled, x
+    gc.collect()
+    assert {one() for one in kept} == {None}
 
 
 @NAMED

@@ -254,6 +254,20 @@ def test_a_call_is_freed_with_what_it_returned(heads: int, *, backward: bool) ->
     assert [batch() for batch in batches[2:]] == [None] * 3
 
 
+def test_a_session_keeps_nothing_of_a_module_that_is_no_more() -> None:
+    model, batches = place(Answers(SHAPES["tensor"]), verify_steps=0), []
+    for examples in (5, 5, 4):  # the last kind of call comes once
+        x = torch.randn(examples, 6)
+        batches.append(weakref.ref(x))
+        model(x).sum().backward()
+    session = call_of(model).session
+    kept = [*batches, weakref.ref(model.body.weight), weakref.ref(session.groups[0].first.loaded.placed)]
+    del model, x
+    gc.collect()
+    assert [one() for one in kept] == [None] * 5
+    assert report_of(session).placed_steps == 1
+
+
 @pytest.mark.parametrize("how", ["unplaced", "paused"])
 def test_what_runs_as_it_is_for_good_keeps_no_programs(how: str) -> None:
     model = place(Answers(SHAPES["tensor"]), verify_steps=0)

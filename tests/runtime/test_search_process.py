@@ -1,9 +1,11 @@
 """A plan that is searched for in another process, while training goes on unplaced."""
 
 import copy
+import gc
 import os
 import signal
 import subprocess
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +102,18 @@ def test_a_module_that_is_unplaced_stops_its_search() -> None:
     process = call_of(model).session._aside.search._process
     baechi_ext.unplace(model)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_a_module_that_is_no_more_stops_its_search() -> None:
+    model = baechi_ext.parallelize(Towers(), devices=2)
+    train(model, 2)
+    session, weight = call_of(model).session, weakref.ref(next(model.parameters()))
+    process = session._aside.search._process
+    del model
+    gc.collect()
+    assert process.returncode == -signal.SIGKILL
+    assert weight() is None
+    assert not session.is_searching()
 
 
 def test_whoever_insists_on_placing_waits_for_the_plan() -> None:

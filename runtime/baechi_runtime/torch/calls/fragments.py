@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from baechi_ext.capture.torch_autocast import Autocast, autocast_now
 from baechi_ext.capture.torch_fragments import CapturedCall
@@ -61,7 +61,7 @@ class LiveFragment:
     why_not: str = ""
     """Why it runs as it is; empty where that is not so, or not known yet."""
     example: tuple[Any, ...] | None = None
-    """The arguments of its first call, until it is planned."""
+    """The arguments of its first call, until it is planned; weak references to parameters, with the first of which all are forgotten."""
     links: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Argument -> the id of the fragment that made it, and which of its outputs it is."""
     order: int = 0
@@ -80,7 +80,7 @@ class LiveFragment:
     def run_first(self, args: Sequence[Any], made: dict[int, Made]) -> Sequence[Any]:
         """Run it as it is, and note what it is given, and what of that it changes. `made`, by their ids, are the tensors that fragments of
         the call have returned, to which it adds its own."""
-        self.example, self.autocast = tuple(leaf_of(a) for a in args), autocast_now()
+        self.example, self.autocast = tuple(self._noted(a) for a in args), autocast_now()
         found = ((i, a, made.get(id(a))) for i, a in enumerate(args))
         self.links = {i: source[1:] for i, a, source in found if source is not None and source[0]() is a}
         begun = time.perf_counter()
@@ -97,12 +97,20 @@ class LiveFragment:
         made |= {id(v): (weakref.ref(v), id(self), i) for i, v in enumerate(values) if isinstance(v, Tensor)}
         return values
 
+    def _noted(self, argument: Any) -> Any:
+        return weakref.ref(argument, lambda _: self.forget()) if isinstance(argument, nn.Parameter) else leaf_of(argument)
+
+    def given(self) -> tuple[Any, ...]:
+        """The arguments of its first call."""
+        return tuple(a() if isinstance(a, weakref.ref) else a for a in self.example or ())
+
     def end(self) -> None:
-        """Let go of its programs: it runs placed no more. Calls under way have their own hold of them."""
+        """Let go of its programs and of its first call: it runs placed no more. Calls under way have their own hold of them."""
         if (loaded := self.loaded) is not None:
             self.was, self.loaded = Ended(loaded.times, loaded.placed.note, loaded.recorder), None
             if loaded.recorder is not None:
                 loaded.recorder.end()
+        self.forget()
 
     def noted(self) -> "Ended | None":
         """The record of its placed calls so far."""

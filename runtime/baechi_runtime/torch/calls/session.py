@@ -96,7 +96,7 @@ class Session:
         """Reason why calls of fragments ran as they are -> number of calls."""
         self.interrupted: Placement | None = None
         """The placement that the first search had found when it was interrupted; None once something is placed."""
-        self._module = None if module is None else weakref.ref(module, lambda _: self.lead.leave())
+        self._module = None if module is None else weakref.ref(module, lambda _: self._end())
         self._said: set[str] = set()
         self._lock = threading.RLock()
         self.calls = 0
@@ -293,7 +293,7 @@ class Session:
         begun, settings = time.monotonic(), self.settings
         found = self._aside if self._aside is not None and current in self._aside.members and not self.is_searching() else None
         if found is None:
-            prepared = self._captured(members, [args if f is current else f.example or () for f in members])
+            prepared = self._captured(members, [args if f is current else f.given() for f in members])
             if self._search_aside(prepared):
                 return
         else:
@@ -487,6 +487,8 @@ class Session:
         self._end()
 
     def _end(self) -> None:
+        self.lead.leave()
+        self._stop_search()
         for f in self.fragments:
             f.end()
 
