@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from baechi_ext.errors import SolverError, SolverTimeoutError
+from baechi_ext.errors import MissingBackendError, SolverError, SolverTimeoutError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 
@@ -174,8 +174,11 @@ def pair_costs_us(graph: OpGraph, cluster: Cluster) -> dict[Pair, float]:
 
 def loaded_pulp() -> Any:
     """PuLP. Its classes of solvers that are not here keep the error that said so: without its traceback, which would hold all that stood in
-    the frames of the first import, tensors and process groups among it."""
-    import pulp
+    the frames of the first import, tensors and process groups among it. Raises MissingBackendError where it is not installed."""
+    try:
+        import pulp
+    except ModuleNotFoundError as e:
+        raise MissingBackendError(f"m_sct needs pulp ({e}); pip install --force-reinstall baechi-ext, or choose another method") from e
 
     for error in (getattr(value, "err", None) for value in vars(pulp).values()):
         if isinstance(error, BaseException):

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baechi_ext.errors import SolverError, SolverTimeoutError
+from baechi_ext.errors import MissingBackendError, SolverError, SolverTimeoutError
 from baechi_ext.ir import Cluster, Link
 from baechi_ext.place import sct_lp
+from baechi_ext.place.common import PlaceOptions
+from baechi_ext.place.registry import place
 from tests.build import cluster_of, graph_of
 from tests.place.training import branchy_blocks
 
@@ -154,6 +156,14 @@ def test_matching_takes_the_smallest_value_then_the_dearest_transfer() -> None:
     values = {(0, 2): 0.1, (1, 2): 0.0, (3, 4): 0.0, (3, 5): 0.0}
     costs = {(0, 2): 9, (1, 2): 1, (3, 4): 1, (3, 5): 2}
     assert sct_lp.matching(6, values, costs, 0.1) == (None, 2, None, 5, None, None)
+
+
+def test_without_pulp_one_method_is_missing_and_auto_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pulp", None)
+    graph = graph_of({"a": 1, "b": 8, "c": 3}, ("a", "b", 4), ("a", "c", 4))
+    with pytest.raises(MissingBackendError, match="m_sct needs pulp .*; pip install .* or choose another method"):
+        place("m_sct", graph, cluster_of(2), PlaceOptions())
+    assert place("auto", graph, cluster_of(2), PlaceOptions()).plan.predicted_step_us == 9.0
 
 
 @pytest.mark.parametrize("has_highs", [True, False])

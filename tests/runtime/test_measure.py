@@ -28,7 +28,7 @@ def test_a_ratio_is_of_pairs() -> None:
     assert (ratio.median, ratio.low, ratio.high) == (2.0, 2.0, 3.0)
 
 
-@pytest.mark.parametrize(("n", "rank"), [(1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (12, 2), (20, 5)])
+@pytest.mark.parametrize(("n", "rank"), [(1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (12, 2), (20, 5), (100, 39), (20_000, 9_860)])
 def test_the_interval_is_the_sign_tests(n: int, rank: int) -> None:
     """Ranks as tables of the 95% interval of the median give them (n 6: 1st to 6th; 9: 2nd to 8th; 20: 6th to 15th)."""
     ratio = Ratio.of(Samples(tuple(float(i + 1) for i in range(n))), Samples((1.0,) * n))

@@ -40,6 +40,8 @@ class ScriptRun(Findings, Generic[P]):
     """The most parameters of what trained and was too small."""
     command: tuple[str, ...] = ()
     """The command line, word by word."""
+    folder: Path | None = None
+    """The folder that its placed steps are kept in, if any."""
 
     @abstractmethod
     def found(self, placed: P) -> tuple[CallReport, KeptStep | None]:
@@ -70,16 +72,17 @@ class ScriptRun(Findings, Generic[P]):
 
         Raises what placing raises, and KeyboardInterrupt.
         """
-        path, folder, interrupt = Path(asked.path), None if asked.request.out is None else Path(asked.request.out), None
+        path, interrupt = Path(asked.path), None
         self.name, self.command = path.name, asked.request.command
-        if folder is not None:
-            make_folder(folder)
+        self.folder = None if asked.request.out is None else Path(asked.request.out)
+        if self.folder is not None:
+            make_folder(self.folder)
         try:
             self.code = run_as_main(path, asked.arguments)
         except KeyboardInterrupt as e:
             interrupt = e
         conclude()
-        kept = folder if self.reports else None
+        kept = self.folder if self.reports else None
         try:
             if kept is not None:
                 keep_script(kept, self.kept_steps, self.to_json())
@@ -98,6 +101,7 @@ class ScriptRun(Findings, Generic[P]):
     def report(self) -> Script:
         """The content of report.json: the first placed step, reported as a built-in model's is, and all of them in short."""
         kept, made_by = self.kept_steps, MadeBy(self.command)
-        each = [replace(found.report(), folder=None if step is None else folder_of(kept.index(step))) for found, step in self.all_found]
+        folders = {} if self.folder is None else {id(step): folder_of(number) for number, step in enumerate(kept)}
+        each = [replace(found.report(), folder=folders.get(id(step))) for found, step in self.all_found]
         first = {name: found for name, found in (kept[0].report if kept else {"model": self.name}).items() if name != "kind"}
         return convert({**first, self.kind: each, "summary": self.lines(), **made_by.to_json()}, Script)

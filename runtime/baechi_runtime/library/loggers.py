@@ -43,7 +43,7 @@ def log_script(run: ScriptRun[Any], scalars: str | None) -> Iterator[str]:
     if kept is None:
         return
     step = run.report()
-    folder = RunFolder(Path(run.name), kept.graph, kept.plan, kept.profile, step.to_json(), kept.measured)
+    folder = RunFolder(run.folder or Path(run.name), kept.graph, kept.plan, kept.profile, step.to_json(), kept.measured)
     finders: dict[str, Callable[[], Any]] = {"Weights & Biases": _wandb_run, "MLflow": _used_mlflow}
     if scalars is not None:
         finders["TensorBoard"] = lambda: tensorboard_writer(scalars)

@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -116,17 +118,19 @@ ENOUGH_APART = enough_samples(ERROR / 2)
 _OF_A_SCRIPT = ("eager", "placed")
 
 
+@cache
 def _sign_test_rank(n: int, error: float) -> int:
     """The largest k for which the k-th smallest and k-th largest (from 0) of n values miss the median in no more than this share of cases.
 
     0 where n is too small for that: the whole range.
     """
-    below, k = 0.0, 0
+    below, ways, k = 0, 1, 0
+    most = int(Fraction(error) * 2**n / 2)
     while k <= n // 2:
-        below += math.comb(n, k) / 2**n
-        if 2 * below > error:
+        below += ways
+        if below > most:
             break
-        k += 1
+        ways, k = ways * (n - k) // (k + 1), k + 1
     return max(0, k - 1)
 
 

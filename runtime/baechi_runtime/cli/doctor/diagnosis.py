@@ -1,6 +1,7 @@
 """The examination: packages, devices, links, solvers and compiled parts, each with its state, what it costs, and the remedy."""
 
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import baechi_ext
 from baechi_ext.errors import MissingBackendError
 from baechi_ext.python_process import command_of, surroundings
-from baechi_runtime.cli.doctor.packages import CORE, PACKAGES, PYTHON, Package, fits
+from baechi_runtime.cli.doctor.packages import PACKAGES, PYTHON, Package, fits
 from baechi_runtime.host.host_memory import usable_bytes
 from baechi_runtime.host.processor import available_cores, processor
 from baechi_runtime.report.findings import Findings
@@ -118,7 +119,7 @@ def _versions() -> Iterator[Check]:
         state, said = (MISSING, "") if found is None else (OK, found)
         if found is not None and not fits(found, package.range):
             state, said = UNTRIED, f"{found}, not {package.range}"
-        yield Check("versions", package.name, state, said, package.costs, package.remedy, package.extra == CORE)
+        yield Check("versions", package.name, state, said, package.costs, package.remedy, package.needed)
     gmap = shutil.which("scotch_gmap") or shutil.which("gmap")
     yield Check("versions", "scotch", OK if gmap else MISSING, gmap or "", "--placement_method=scotch", "apt-get install scotch")
 
@@ -143,7 +144,9 @@ def _devices(probed: Mapping[str, Found], gpus: Gpus | None, why: str) -> Iterat
         cuda, seen = torch["cuda"], len(torch["gpus"])
         there = gpus is not None and not seen
         said = f"CUDA {cuda}, {seen} GPUs seen" if cuda else "a build for CPUs alone"
-        costs = ("--num_gpus and --split_gpu with PyTorch", "install the torch build for this driver's CUDA (pytorch.org says which)")
+        hidden = bool(cuda) and "CUDA_VISIBLE_DEVICES" in os.environ
+        build = "install the torch build for this driver's CUDA (pytorch.org says which)"
+        costs = ("--num_gpus and --split_gpu with PyTorch", "unset CUDA_VISIBLE_DEVICES, which may hide the GPUs" if hidden else build)
         yield Check("devices", "torch's CUDA", MISSING if there or not cuda else OK, said, *costs)
 
 
@@ -176,7 +179,7 @@ def _solvers(probed: Mapping[str, Found]) -> Iterator[Check]:
         known = _package(package)
         said = why if found is None else f"{found['solver']}, tried on two variables"
         remedy = f"pip install --force-reinstall '{known.needs}'"
-        yield Check("solvers", name, BROKEN if found is None else OK, said, known.costs, remedy, package == "pulp")
+        yield Check("solvers", name, BROKEN if found is None else OK, said, known.costs, remedy)
 
 
 def _compiled(probed: Mapping[str, Found]) -> Iterator[Check]:

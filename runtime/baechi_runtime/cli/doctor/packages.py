@@ -25,6 +25,11 @@ class Package:
         return re.split("[<>=!~]", self.needs)[0]
 
     @property
+    def needed(self) -> bool:
+        """True if nothing can be placed without it."""
+        return self.extra == CORE and self.name not in _SOLVERS
+
+    @property
     def range(self) -> str:
         return self.needs.removeprefix(self.name)
 
@@ -42,6 +47,8 @@ class Package:
         return None
 
 
+_SOLVERS = {"pulp", "highspy"}
+"""These come along, for one method."""
 _PLACING = "every command that places or simulates"
 PACKAGES: tuple[Package, ...] = (
     Package("networkx>=3.6,<4", CORE, _PLACING),

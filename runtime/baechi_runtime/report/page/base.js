@@ -32,7 +32,10 @@ ops.colocation.forEach((group, v) => {
   if (group !== null && !colocated.has(group)) colocated.set(group, []);
   colocated.get(group)?.push(v);
 });
-const together = (asked) => [...new Set(asked.flatMap((v) => [v, ...(colocated.get(ops.colocation[v]) ?? [])]))];
+function together(asked) {
+  const groups = new Set(asked.map((v) => ops.colocation[v]));
+  return [...new Set([...asked, ...[...groups].flatMap((group) => colocated.get(group) ?? [])])];
+}
 
 /* For each op its outer modules, by as many of their names as it takes to tell some apart. */
 const deepest = around.reduce((most, names) => Math.max(most, names.length), 0);

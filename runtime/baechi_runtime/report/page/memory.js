@@ -106,7 +106,7 @@ const memory = new MemoryView();
 
 function memorySection() {
   const counted = data.peaks_found, line = data.measured?.memory ? data.measured.memory_found : null;
-  const alone = data.peaks.length && counted === "computed" ? ": all devices are in one process, whose memory nobody can tell apart" : "";
+  const computed = line === "computed" || (data.peaks.length && counted === "computed");
   const cell = (bytes) => el("td", { class: "number" }, bytes === null ? "-" : size(bytes));
   const rows = devices.map((device, d) => el("tr", {},
     el("td", { class: "name" }, swatch(d), " ", device.name), cell(predicted.peaks[d]),
@@ -117,7 +117,7 @@ function memorySection() {
   section("memory", "Memory",
     el("p", { class: "note" }, "The area is what is predicted" + (line ? `, the thin line what was ${line} of the recorded step` : "") +
       (data.peaks.length ? `, the dotted line the ${counted} peak` : "") + ". A limit is drawn, as a dashed line, where it is within three times the peak." +
-      (alone || line === "computed" ? ` Computed is what live tensors sum up to${alone}.` : "")),
+      (computed ? " Computed is what live tensors sum up to." : "")),
     memory.surface.canvas,
     el("div", { class: "scroll" }, el("table", {},
       el("thead", {}, el("tr", {}, head.map((text, i) => el("th", i ? { class: "number", scope: "col" } : { scope: "col" }, text)))),
