@@ -399,6 +399,14 @@ def _processes(arguments: Sequence[Any]) -> int:
     return 1
 
 
+def free_workspaces() -> None:
+    """Gives back what torch keeps for cuBLAS on each stream: a graph has to be captured with its own, since others free what they share.
+    Raises MissingBackendError."""
+    with needed("capturing a CUDA graph"):
+        from torch._C import _cuda_clearCublasWorkspaces
+    _cuda_clearCublasWorkspaces()
+
+
 def give_up_capture(device: int, pool: "tuple[int, int]") -> None:
     """Has the allocator of a CUDA device end a capture that CUDA has refused: earlier torch than 2.14 does not by itself, and keeps what is
     freed amid a capture until the last one is over. Raises MissingBackendError."""

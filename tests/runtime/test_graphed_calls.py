@@ -14,9 +14,10 @@ from torch.nn import functional
 import baechi_ext
 from baechi_ext.errors import ParityError
 from baechi_runtime.measure.timing import StepTimes
-from baechi_runtime.torch.calls import capturing, verify
+from baechi_runtime.torch.calls import capturing, graphed, verify
 from baechi_runtime.torch.calls.graphed import GraphedFragment
 from baechi_runtime.torch.calls.module_call import call_of
+from baechi_runtime.torch.lowering.runnable import with_seeds_on_host
 from baechi_runtime.torch.streams import step_graph
 from tests.runtime.graphed_loops import Net, accumulated, batches, fragment_of, ordinary, pair, siamese, train, twice, with_input_gradient
 
@@ -90,10 +91,15 @@ def test_parameters_that_move_are_captured_anew_and_given_up_in_the_end() -> Non
     assert fragment_of(placed).note == "no CUDA graphs of its passes: its parameters move"
 
 
+CALLS: list[float] = []
+SCALE = [1.0]
+
+
 @torch.library.custom_op("graphed_calls::bounded", mutates_args=())
 def bounded(x: torch.Tensor) -> torch.Tensor:
-    """The host waits for a value, which no graph can have."""
-    return x / max(1.0, x.abs().max().item())
+    """The host waits for a value, which no graph can have, and Python has a part in it."""
+    CALLS.append(SCALE[0])
+    return SCALE[0] * x / max(1.0, x.abs().max().item())
 
 
 bounded.register_fake(torch.empty_like)
@@ -105,9 +111,33 @@ class Bounded(Net):
         return super().forward(bounded(x))
 
 
-def test_after_a_capture_that_cuda_refused_all_goes_on() -> None:
+def test_the_python_of_others_runs_in_every_call() -> None:
+    """A graph would run its kernels alone, with what the first call had found in Python."""
+    options = {"devices": ["cuda:0"], "method": "contiguous", "keep_placed": True, "strict": True, "cache": False}
+    placed, calls = baechi_ext.parallelize(Bounded().to("cuda:0"), **options), []
+    for i, (x, y) in enumerate(batches(10)):
+        SCALE[0] = 1.0 + i
+        calls.append(len(CALLS))
+        functional.cross_entropy(placed(x), y).backward()
+    assert fragment_of(placed).note.startswith("no CUDA graphs of its passes: it calls ops of others")
+    assert calls[9] - calls[8] == 1
+    assert CALLS[-3:] == [8.0, 9.0, 10.0]
+
+
+def test_seeds_are_read_on_the_host_outside_of_graphs_alone() -> None:
+    seen: list[list[str]] = []
+    call = with_seeds_on_host(lambda *args: seen.append([value.device.type for value in args]), (1, 2))
+    value = torch.ones(1, device="cuda:0")
+    call(value, value, value.cpu())
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        call(value, value + 1, value)
+    assert seen == [["cuda", "cpu", "cpu"], ["cuda", "cuda", "cuda"]]
+
+
+def test_after_a_capture_that_cuda_refused_all_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random numbers are drawn as before, and memory that several streams use comes back: torch's generators and allocator took the capture
     to go on."""
+    monkeypatch.setattr(graphed, "FOREIGN", "")
     torch.manual_seed(0)
     plain = Bounded(drops=True).to("cuda:0")
     options = {"devices": ["cuda:0"], "method": "contiguous", "keep_placed": True, "strict": True, "cache": False}

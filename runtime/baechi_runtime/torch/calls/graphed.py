@@ -35,6 +35,7 @@ from baechi_runtime.torch.streams.walk import WARM_UP_STEPS, Walk
 from baechi_runtime.torch.threads.executor import RunTogether
 
 K = TypeVar("K")
+FOREIGN = "it calls ops of others, whose Python a graph would run once"
 _MOST_CAPTURES = 3
 """Parameters that move more often are taken to move with every step."""
 
@@ -67,7 +68,7 @@ class GraphedFragment(PhasedFragment):
     """A fragment on the CUDA devices of this process. `why_not` says why its passes are no graphs for good, where they are none."""
 
     def __init__(self, executor: StreamExecutor, timeline: Timeline, call: CapturedCall, fragment: int, step: CallStep) -> None:
-        self.why_not = why_not_captured(timeline, call.binding, {})
+        self.why_not = why_not_captured(timeline, call.binding, {}) or (FOREIGN if call.fragments[fragment].calls_others else "")
         self._graphs: _Graphs | None = None
         self._captures = 0
         self._read_out: list[torch.cuda.Event] = []

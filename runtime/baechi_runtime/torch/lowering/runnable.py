@@ -17,6 +17,8 @@ _LAID_OUT = {
 }
 """Ops that read a gradient by the strides of the trace, some past its end where it has others, and which argument that is. Autograd makes
 it contiguous before; of gradients that are so in a trace, that leaves no node."""
+_SEEDED = {"aten._scaled_dot_product_efficient_attention_backward.default": (7, 8), "aten._efficient_attention_backward.default": (12, 13)}
+"""Ops that read their seed and its offset on the host, but in a CUDA graph, as the forward pass leaves them, and where these stand."""
 
 
 def runnable(node: fx.Node, device: torch.device) -> Callable[..., Any]:
@@ -24,6 +26,8 @@ def runnable(node: fx.Node, device: torch.device) -> Callable[..., Any]:
     target = cast(Callable[..., Any], node.target)
     if (position := _LAID_OUT.get(str(target))) is not None:
         return _with_strides(target, position, cast(fx.Node, node.args[position]).meta["val"].stride())
+    if device.type == "cuda" and (positions := _SEEDED.get(str(target))) is not None:
+        return with_seeds_on_host(target, positions)
     if target is torch.ops.aten.view_as_real.default:  # a gradient that comes in may be one to be conjugated
         return lambda value: target(value.resolve_conj())
     if target is torch.ops.aten.native_dropout_backward.default and device.type == "cpu":
@@ -49,6 +53,18 @@ def _with_strides(target: Callable[..., Any], position: int, strides: tuple[int,
             return target(*args)
         laid_out = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
         return target(*args[:position], laid_out, *args[position + 1 :])
+
+    return call
+
+
+def with_seeds_on_host(target: Callable[..., Any], positions: tuple[int, ...]) -> Callable[..., Any]:
+    """The function, which outside of a CUDA graph has the arguments at these positions on the host, also where a graph of the forward pass
+    made them, or another GPU sent them. Where it found them on a GPU there, the process would end."""
+
+    def call(*args: Any) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            return target(*args)
+        return target(*(value.cpu() if i in positions else value for i, value in enumerate(args)))
 
     return call
 

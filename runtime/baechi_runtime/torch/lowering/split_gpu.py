@@ -36,7 +36,8 @@ class GpuPart(CudaDevice):
 
     def take_in(self, value: torch.Tensor, source: CudaDevice) -> tuple[torch.Tensor, torch.cuda.Event]:
         # Its memory is used again only after what this part is given to do with it.
-        value.record_stream(self.compute)
+        if value.is_cuda:
+            value.record_stream(self.compute)
         return value, source.compute.record_event()
 
 

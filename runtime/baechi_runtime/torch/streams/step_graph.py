@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
-from baechi_ext.capture.torch_private import give_up_capture
+from baechi_ext.capture.torch_private import free_workspaces, give_up_capture
 from baechi_ext.collector import without_collection
 from baechi_ext.simulate import Timeline
 from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice
@@ -37,8 +37,10 @@ class CudaRecorder:
         """Captures what `work` gives to the devices, and returns a function that does it again on the same tensors. `work` is called, but
         nothing is computed. Raises RuntimeError where that cannot be captured."""
         graph, compute = torch.cuda.CUDAGraph(), self._origin.compute
+        free_workspaces()
         torch.cuda.empty_cache()  # what the steps before it took, and it takes anew
         with contextlib.ExitStack() as stack:
+            stack.callback(free_workspaces)  # the graph's pool keeps its own, and nothing else uses that
             stack.enter_context(without_collection())  # a graph that is freed meanwhile would end this one
             for device, pool in self._pools.items():
                 stack.enter_context(torch.cuda.use_mem_pool(pool, device))
