@@ -12,11 +12,11 @@ train: $(STAMP)
 	$(BIN)/baechi train --model_name=inception_v3 --image_size=149 --batch_size=8 --placement_method=m_sct --num_devices=2 --out=runs/inception_v3
 	$(BIN)/baechi report runs/inception_v3
 
-# Two at a time, file by file, the longest first: many tests wait for processes of their own. The slowest ten are named at the end.
+# Three at a time, file by file, the longest first: many tests wait for processes of their own. The slowest ten are named at the end.
 # A hundred processes import this code: compiled once, also where the environment says not to keep what is compiled.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
 # The torch tests with the oldest torch, on Python 3.12, or with COMPAT_TORCH=2.15 COMPAT_PYTHON=python3.14, the newest that were tried; COMPAT_TESTS=tests for all.
 test-compat:

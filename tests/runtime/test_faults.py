@@ -78,7 +78,7 @@ def test_a_worker_is_killed(
     assert steps_in(tmp_path / "run") == [4, STEPS]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_worker_stands_still(costs: str, whole: list[float], tmp_path: Path, rank: int) -> None:
     begin = time.monotonic()
     said, _ = harmed(f"{rank}:backward:3:SIGSTOP", *training(costs, tmp_path / "run", "--timeout=3"))

@@ -54,7 +54,7 @@ def test_afterwards_freed_memory_is_kept_again() -> None:
     del blocks
     assert held - process_memory.resident_bytes() < 16 * MIB
     process_memory.trim()
-    assert held - process_memory.resident_bytes() > 48 * MIB
+    assert held - process_memory.resident_bytes() > 32 * MIB  # of 64: threads of other tests may take some meanwhile
 
 
 def faults_of(code: str) -> list[int]:
