@@ -174,9 +174,10 @@ def require_unchanged(what: str, before: Mapping[str, Any], after: Mapping[str, 
     """Raises CaptureError where tracing a function changed Python state, or printed: steps do that in eager mode, and not in a graph."""
     advice = "or decorate the step with tf.function, which does it only once, too"
     for name, value in before.items():
-        if name in after and after[name] != value:
+        new = after.get(name, value)
+        if new is not value and new != value and not (new != new and value != value):  # NaN is no other than it was
             raise CaptureError(
-                f"{what} changes the Python variable {name!r} ({value} before it was traced, {after[name]} afterwards), which a graph does "
+                f"{what} changes the Python variable {name!r} ({value} before it was traced, {new} afterwards), which a graph does "
                 f"only once; keep it in a tf.Variable, change it outside of the step, {advice}"
             )
     if printed:

@@ -120,6 +120,7 @@ def test_what_is_wrong_is_named(run: Run, tmp_path: Path, command: str, toml: st
         ("train s.py", "no_cache = true", "--cache_dir=c", {"no_cache"}),
         ("train", "cuda_graphs = true", "--no_cuda_graphs", {"cuda_graphs"}),
         ("train", "num_steps = 5\nbatch_size = 2", "--train_steps=9", {"num_steps"}),
+        ("train", "train_steps = 9\nbatch_size = 2", "--num_steps=5", set()),
     ],
 )
 def test_what_says_it_otherwise_is_overridden(tmp_path: Path, command: str, toml: str, flag: str, gone: set[str]) -> None:

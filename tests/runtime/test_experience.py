@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -145,7 +146,38 @@ def test_a_run_that_ends_before_its_call_is_planned_comes_to_nothing(
     held = call_of(model).session
     held.fragments[0].why_not, held._aside = why, Prepared([], None, 0.0) if searched else None
     held.conclude(ended=True)
-    assert (tmp_path / "verdicts").exists() == (bool(why) and not searched)
+    assert not (tmp_path / "verdicts").exists()
+
+
+@pytest.mark.parametrize(("why", "calls", "kept"), [("it draws", 3, True), ("it is too small", 3, False), ("it is too small", 17, True)])
+def test_what_is_known_of_all_of_a_module_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str, calls: int, *, kept: bool
+) -> None:
+    """A small batch at first, such as a trial's, is no reason."""
+    monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
+    monkeypatch.setattr(fragments, "why_too_small", lambda us, values, args: "it is too small")
+    model = nn.Sequential(nn.Linear(60, 90), nn.Tanh(), nn.Linear(90, 60))
+    baechi_ext.parallelize(model, devices=2, method="single")
+    for _ in range(calls):
+        model(torch.ones(8, 60)).sum().backward()
+    held = call_of(model).session
+    held.fragments[0].why_not = why
+    held.conclude(ended=True)
+    assert (tmp_path / "verdicts").exists() == kept
+
+
+@pytest.mark.parametrize(("placed_us", "kept"), [(90.0, True), (110.0, False)])
+def test_a_few_steps_do_not_tell_that_placing_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed_us: float, *, kept: bool
+) -> None:
+    monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
+    model = nn.Sequential(nn.Linear(60, 90), nn.Tanh(), nn.Linear(90, 60))
+    baechi_ext.parallelize(model, devices=2, method="single")
+    model(torch.ones(8, 60)).sum().backward()
+    held = call_of(model).session
+    held.lead._kind = SimpleNamespace(turns=Turns(placed_us=[placed_us], plain_us=[100.0]))
+    held.conclude(ended=True)
+    assert (tmp_path / "verdicts").exists() == kept
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, CaptureError])

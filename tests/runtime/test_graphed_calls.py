@@ -124,13 +124,16 @@ def test_the_python_of_others_runs_in_every_call() -> None:
 
 
 def test_seeds_are_read_on_the_host_outside_of_graphs_alone() -> None:
-    seen: list[list[str]] = []
-    call = with_seeds_on_host(lambda *args: seen.append([value.device.type for value in args]), (1, 2))
-    value = torch.ones(1, device="cuda:0")
-    call(value, value, value.cpu())
+    seen: list[tuple[str, ...]] = []
+
+    def attention(*args: torch.Tensor, scale: float) -> None:
+        seen.append(tuple(value.device.type for value in args))
+
+    call, value = with_seeds_on_host(attention, (1, 2)), torch.ones(1, device="cuda:0")
+    call(value, value, value.cpu(), scale=0.5)
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        call(value, value + 1, value)
-    assert seen == [["cuda", "cpu", "cpu"], ["cuda", "cuda", "cuda"]]
+        call(value, value + 1, value, scale=0.5)
+    assert seen == [("cuda", "cpu", "cpu"), ("cuda", "cuda", "cuda")]
 
 
 def test_after_a_capture_that_cuda_refused_all_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_a_number_that_changes_outside_counts(monkeypatch: pytest.MonkeyPatch) -
 
 class Step:
     def __init__(self) -> None:
-        self.w, self.scale = tf.Variable(tf.zeros((8, 8))), np.float32(1.0)
+        self.w, self.scale, self.best = tf.Variable(tf.zeros((8, 8))), np.float32(1.0), float("nan")
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
         self.w.assign_sub(self.scale * x)

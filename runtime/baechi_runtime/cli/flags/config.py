@@ -30,9 +30,9 @@ _MOST_LEVELS = 16
 _NUMBER = re.compile(r"(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?")
 
 
-def add_flag(parser: argparse.ArgumentParser, *alternatives: set[str]) -> None:
-    """--config, and flags of this command that say the same thing in several ways."""
-    parser.set_defaults(alternatives=(*_ALTERNATIVES, *alternatives))
+def add_flag(parser: argparse.ArgumentParser, *alternatives: set[str], without: Mapping[str, set[str]] | None = None) -> None:
+    """--config, and flags of this command that say the same thing in several ways; and of some flags those `without` which they come."""
+    parser.set_defaults(alternatives=(*_ALTERNATIVES, *alternatives), without=without or {})
     parser.add_argument(
         "--config", metavar="FILE", help="a TOML or YAML file of flags: a line NAME = VALUE each; flags on the command line override it"
     )
@@ -63,7 +63,7 @@ def words_of(args: argparse.Namespace) -> tuple[list[str], list[str] | None]:
     parser, path = args.parser, args.config
     actions = _actions(parser)
     given = {actions[f"--{name}"].dest for name in args.given}
-    given = given.union(*(flags for flags in args.alternatives if given & flags))
+    given = given.union(*(flags for flags in args.alternatives if given & flags), *(args.without.get(flag, ()) for flag in given))
     has_script = getattr(args, "script", None) is not None
     words: list[str] = []
     arguments = None

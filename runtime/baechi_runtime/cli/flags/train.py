@@ -256,8 +256,8 @@ def add_shared_flags(parser: argparse.ArgumentParser, *, method: bool = True) ->
     group = kinds.add_group(parser, "devices", _DEVICES)
     kinds.add_group(parser, "costs", _COSTS)
     kinds.add_group(parser, "run", _RUN)
-    untimed = ({"num_steps", flag} for flag in _UNTIMED)
-    config_flags.add_flag(parser, {"cluster", "comm_cost_coeffs"}, {"cluster", "device_speeds"}, *untimed)
+    without = {flag: {"num_steps"} for flag in _UNTIMED}
+    config_flags.add_flag(parser, {"cluster", "comm_cost_coeffs"}, {"cluster", "device_speeds"}, without=without)
     return group
 
 

@@ -173,16 +173,19 @@ class PlacedTrainStep(PlacedFunction):
         when_gone(self, self.steps, partial(close, self.steps))
         functools.update_wrapper(self, python, updated=())
         self._options = options
-        self._bound: weakref.WeakKeyDictionary[Any, PlacedTrainStep] = weakref.WeakKeyDictionary()
+        self._bound: dict[int, PlacedTrainStep] = {}
+        """Those of the objects that there are, by their ids: two that are equal are two."""
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         if owner is None:
             return self
-        if owner not in self._bound:
-            method = self.ordinary.__get__(owner, kind)
-            make = _PlacedMethod if isinstance(method, MethodType) else PlacedTrainStep  # a tf.function keeps no owner
-            self._bound[owner] = make(method, self._options, f"{type(owner).__name__}.{self.__name__}")
-        bound = self._bound[owner]
+        if id(owner) not in self._bound:
+            method, name = self.ordinary.__get__(owner, kind), f"{type(owner).__name__}.{self.__name__}"
+            is_method = isinstance(method, MethodType)  # a tf.function keeps no owner
+            made = _PlacedMethod(method, self._options, name, self) if is_method else PlacedTrainStep(method, self._options, name)
+            self._bound[id(owner)] = made
+            weakref.finalize(owner, self._bound.pop, id(owner), None).atexit = False
+        bound = self._bound[id(owner)]
         return MethodType(bound, owner) if isinstance(bound, _PlacedMethod) else bound
 
     @property
@@ -198,11 +201,14 @@ class PlacedTrainStep(PlacedFunction):
 class _PlacedMethod(PlacedTrainStep):
     """The step of one object, which it does not keep: it is bound to that as a method is, and given it in each call."""
 
-    def __init__(self, method: MethodType, options: ParallelizeOptions, name: str) -> None:
+    def __init__(self, method: MethodType, options: ParallelizeOptions, name: str, of_all: PlacedTrainStep) -> None:
         super().__init__(method, options, name)
-        self.__wrapped__ = method.__func__
+        self.__wrapped__, self._of_all = method.__func__, of_all
 
-    def __call__(self, _: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, owner: Any, /, *args: Any, **kwargs: Any) -> Any:
+        method = self._method()
+        if method is None or method.__self__ is not owner:  # a method that was copied with its object
+            return self._of_all.__get__(owner, type(owner))(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
     @property

@@ -93,10 +93,10 @@ def _has_workers(session: Session) -> bool:
 
 
 def _parity(group: PlacedGroup) -> ParityCheck | None:
-    """The parity of the first fragment's calls; None where none was verified."""
-    verification = group.first.verification
-    known = verification.steps or verification.differed
-    return ParityCheck(**verification.to_json(), passed=not verification.differed) if known else None
+    """The parity of the calls of the fragment that differs most; None where none was verified."""
+    known = [f.verification for f in group.members if f.verification.steps or f.verification.differed]
+    worst = max(known, key=lambda verification: (verification.differed, verification.max_rel_diff), default=None)
+    return None if worst is None else ParityCheck(**worst.to_json(), passed=not worst.differed)
 
 
 def _busy_us(session: Session, group: PlacedGroup) -> tuple[float, ...]:

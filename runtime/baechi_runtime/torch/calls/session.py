@@ -101,12 +101,11 @@ class Session:
         self._lock = threading.RLock()
         self.calls = 0
         """Calls of the module that began."""
-        executor = settings.executor
         self.lead = Lead(
-            lambda: settle(executor.devices),
+            lambda: settle(settings.executor.devices),
             verify_steps=settings.verify_steps,
             keep_placed=settings.keep_placed,
-            agree=executor.agree_on_turn if isinstance(executor, Workers) else None,
+            agree=settings.executor.agree_on_turn if isinstance(settings.executor, Workers) else None,
         )
         self._parts: Parts | None = settings.request.microbatches
         """The parts that a batch goes in, or their shares; None: not decided yet."""
@@ -157,7 +156,7 @@ class Session:
 
     @property
     def pays(self) -> bool:
-        """True once placed calls were seen to be faster."""
+        """True once placed calls were faster."""
         return self.lead.turns.decided == PLACED
 
     def why_not(self) -> str:
@@ -190,9 +189,10 @@ class Session:
         if self._experience is None or self._waits or elsewhere:
             return
         turns, why = self.lead.turns, self.refusal
-        if ended and not self.groups and not searched:  # without a reason the script ended before it was known
-            why = why or next((f.why_not for f in self.fragments if f.why_not), "")
-        if not why and not turns.decided and not (ended and turns.placed_us and turns.plain_us):
+        if ended and not self.groups and not searched and all(f.why_not for f in self.fragments):  # else it ended before that was known
+            is_early = self.calls < _EARLY and any(f.why_not == f.too_small for f in self.fragments)
+            why = why or next((f.why_not for f in self.fragments if not is_early), "")
+        if not why and not turns.decided and not (ended and turns.saved_us > 0):  # a few steps do not tell that it costs
             return
         plain_us, placed_us = (statistics.median(us) if us else None for us in (turns.plain_us, turns.placed_us))
         seconds = self.log.seconds + sum(g.setup_seconds for g in self.groups)

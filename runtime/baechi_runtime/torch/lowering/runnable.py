@@ -47,12 +47,12 @@ def runnable(node: fx.Node, device: torch.device) -> Callable[..., Any]:
 def _with_strides(target: Callable[..., Any], position: int, strides: tuple[int, ...]) -> Callable[..., Any]:
     """The function, with a copy of the argument at a position where that has other strides."""
 
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **named: Any) -> Any:
         value = args[position]
         if value.stride() == strides:
-            return target(*args)
+            return target(*args, **named)
         laid_out = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
-        return target(*args[:position], laid_out, *args[position + 1 :])
+        return target(*args[:position], laid_out, *args[position + 1 :], **named)
 
     return call
 
@@ -61,10 +61,10 @@ def with_seeds_on_host(target: Callable[..., Any], positions: tuple[int, ...]) -
     """The function, which outside of a CUDA graph has the arguments at these positions on the host, also where a graph of the forward pass
     made them, or another GPU sent them. Where it found them on a GPU there, the process would end."""
 
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **named: Any) -> Any:
         if torch.cuda.is_current_stream_capturing():
-            return target(*args)
-        return target(*(value.cpu() if i in positions else value for i, value in enumerate(args)))
+            return target(*args, **named)
+        return target(*(value.cpu() if i in positions else value for i, value in enumerate(args)), **named)
 
     return call
 

@@ -262,7 +262,8 @@ class ThreadExecutor:
 
     def close(self, seconds: float = 10.0) -> None:
         """Ends the threads, each within so many seconds; one that hangs in an op is left to end with the process."""
-        self.process = 0  # calls that come later run as they are
+        if self.process == os.getpid():  # one that was forked keeps what its parent's is
+            self.process = 0  # calls that come later run as they are
         for worker in self._workers:
             worker.tasks.put(None)
         for worker in self._workers:
