@@ -473,12 +473,16 @@ def _heads(nodes: _Nodes) -> tuple[frozenset[int], ...]:
 
 
 def _reached_by(nodes: _Nodes, arguments: Mapping[str, int]) -> dict[int, frozenset[int]]:
-    """`arguments`: the number of each parameter that has a gradient."""
+    """Argument -> the outputs whose gradients its own comes from; none where an autograd.Function makes it from nothing, which comes with
+    the only output's. `arguments`: the number of each parameter that has a gradient. Raises CaptureError where there are more outputs."""
     outputs_of = _outputs_behind(nodes)
     found: dict[int, frozenset[int]] = {}
     for name, node in nodes.gradients.items():
         found[arguments[name]] = found.get(arguments[name], frozenset()) | outputs_of.get(node, frozenset())
-    return found | {i: outputs_of.get(node, frozenset()) for i, node in nodes.input_gradients.items()}
+    found |= {i: outputs_of.get(node, frozenset()) for i, node in nodes.input_gradients.items()}
+    if len(nodes.tangents) > 1 and not all(found.values()):
+        raise CaptureError("a gradient in it comes from none of its outputs', and nothing says with which of several it is asked for")
+    return found
 
 
 def _made_from(nodes: _Nodes) -> dict[int, frozenset[int]]:

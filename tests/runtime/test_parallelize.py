@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -127,7 +128,23 @@ def test_gradients_may_come_in_with_other_strides() -> None:
         assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), placed.parameters(), strict=True))
 
 
+@torch.library.custom_op("parallelize::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("parallelize::twice_backward", mutates_args=())
+def twice_backward(gradients: list[Tensor]) -> Tensor:
+    """Reads memory as a kernel does to which contiguous gradients are given."""
+    (gradient,) = gradients
+    return 2 * gradient.as_strided(gradient.shape, torch.empty(gradient.shape).stride())
+
+
+twice.register_fake(torch.empty_like)
+twice_backward.register_fake(lambda gradients: torch.empty(gradients[0].shape))
+twice.register_autograd(lambda _, gradient: twice_backward([gradient.contiguous()]))
 READ_FLAT = {
+    "another library": lambda own, h: twice(h),
     "group norm": lambda own, h: nn.functional.group_norm(h.view(5, 4, 2, 2), 2, own.scale, own.scale),
     "weight norm": lambda own, h: own.normed.weight * h.mean(),
     "scattered": lambda own, h: torch.as_strided_scatter(h * 2, h[:4, :4].tanh(), (4, 4), (16, 1)),
@@ -164,6 +181,72 @@ def test_gradients_that_autograd_makes_contiguous_may_come_in_with_other_strides
         for p, q in zip(model.parameters(), placed.parameters(), strict=True):
             assert p.grad is q.grad is None or torch.equal(p.grad, q.grad)
     assert report(placed).placed_steps == 4
+
+
+class Auxiliary(torch.autograd.Function):
+    """Adds a loss of its own to a backward pass, as mixtures of experts do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, torch.ones(())
+
+
+class Experts(nn.Module):
+    def __init__(self, *, several: bool) -> None:
+        super().__init__()
+        self.layer, self.router, self.several = nn.Linear(6, 7), nn.Linear(6, 3), several
+
+    def forward(self, x: Tensor) -> Any:
+        out = Auxiliary.apply(self.layer(x), self.router(x).pow(2).mean())
+        return (out, out.relu()) if self.several else out
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # by TorchDynamo
+@pytest.mark.parametrize("several", [False, True])
+def test_a_gradient_that_comes_from_no_output_is_there(*, several: bool) -> None:
+    torch.manual_seed(8)
+    model = Experts(several=several)
+    placed = place(copy.deepcopy(model), verify_steps=0, strict=not several)
+    for _ in range(4):
+        x = torch.randn(5, 6)
+        for module in (model, placed):
+            module.zero_grad()
+            out = module(x)
+            (out[0] if several else out).sum().backward()
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), placed.parameters(), strict=True))
+    assert report(placed).placed_steps == (0 if several else 3)
+    assert ("comes from none of its outputs" in report(placed).refusal) == several
+
+
+class Masking(nn.Module):
+    """Masks its input itself: a dropout that drops nothing returns it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.layer = nn.Dropout(0.0), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.drop(x)
+        h[:, :3] = 0
+        return self.layer(h)
+
+
+@pytest.mark.parametrize("verify_steps", [0, 2])
+def test_an_input_that_is_changed_through_a_dropout_is_changed(verify_steps: int) -> None:
+    torch.manual_seed(9)
+    model = Masking()
+    placed = place(copy.deepcopy(model), verify_steps=verify_steps, strict=False)
+    for _ in range(4):
+        x = torch.randn(5, 6)
+        given = [x.clone(), x.clone()]
+        for module, own in zip((model, placed), given, strict=True):
+            module(own).sum().backward()
+        assert torch.equal(*given)
+    assert "changes one of its inputs in place" in report(placed).refusal
 
 
 def test_calls_under_way_at_the_same_time() -> None:

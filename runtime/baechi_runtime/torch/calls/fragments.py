@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from baechi_ext.capture.torch_autocast import Autocast, autocast_now
 from baechi_ext.capture.torch_fragments import CapturedCall
+from baechi_ext.errors import CaptureError
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.measure.timing import StepTimes
@@ -127,6 +128,18 @@ class Ended:
     times: deque[StepTimes]
     note: str
     recorder: CallRecorder | None
+
+
+def require_as_run(captured: CapturedCall, members: Sequence[LiveFragment], arguments: Sequence[Sequence[Any]]) -> None:
+    """Raise CaptureError where nothing captured trains, or where a fragment's first call changed an argument that its capture leaves as it
+    is: a dropout that drops nothing returns its input itself, and in a trace a copy. `arguments`: those of each fragment."""
+    if not any(part.trains for part in captured.fragments):
+        raise CaptureError("no output of what TorchDynamo traced has a gradient, so there is nothing to train")
+    for fragment, part, args in zip(members, captured.fragments, arguments, strict=True):
+        known = {args[i].untyped_storage().data_ptr() for i in part.written}
+        changed = (args[i] for i in fragment.counted if args[i].layout == torch.strided)
+        if any(value.untyped_storage().data_ptr() not in known for value in changed):
+            raise CaptureError("the step changes one of its inputs in place; copy the input first (x = x.clone())")
 
 
 @dataclass(frozen=True)

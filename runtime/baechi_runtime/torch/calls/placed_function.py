@@ -247,7 +247,7 @@ class _Call:
         given = [t for t, d in zip(tangents, part.differentiable, strict=True) if d]
         gradients, times = self.placed.backward(given, kept)
         self._take(times)
-        reached = {n: g for n, g in gradients.items() if not part.reached_by[n].isdisjoint(used)}
+        reached = {n: g for n, g in gradients.items() if not (part.reached_by[n] and part.reached_by[n].isdisjoint(used))}
         home = {n: g if g.device == self.args[n].device else g.to(self.args[n].device) for n, g in reached.items()}
         return _apart(home, [*(t for t in tangents if t is not None), *self.args])
 

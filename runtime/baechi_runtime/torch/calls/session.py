@@ -49,7 +49,7 @@ from baechi_runtime.torch.calls.capturing import (
     require_results_read,
 )
 from baechi_runtime.torch.calls.experience import Experience, Verdict
-from baechi_runtime.torch.calls.fragments import LiveFragment, Made, PlacedGroup, Prepared, Settings
+from baechi_runtime.torch.calls.fragments import LiveFragment, Made, PlacedGroup, Prepared, Settings, require_as_run
 from baechi_runtime.torch.calls.placed_function import LoadedFragment, share_memory
 from baechi_runtime.torch.calls.placing import KEPT, begin_search, place_alike, place_call
 from baechi_runtime.torch.calls.recording import CallRecorder
@@ -328,8 +328,7 @@ class Session:
             given.append((f.graph, args, {i: (number[s], o) for i, (s, o) in f.links.items() if s in number}, f.autocast))
         with progress(f"capturing a training call of {self.name}"):
             call = captured_call(self.settings.request, given, self.name, self.module(), self._parts or 1)
-        if not any(part.trains for part in call.captured.fragments):
-            raise CaptureError("no output of what TorchDynamo traced has a gradient, so there is nothing to train")
+        require_as_run(call.captured, members, arguments)
         if why := call.captured.why_whole:
             if self.settings.strict:
                 raise CaptureError(f"the batch can't be split: {why}")

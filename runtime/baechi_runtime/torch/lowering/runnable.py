@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from baechi_ext.capture.torch_private import as_if_recording
+from baechi_ext.capture.torch_private import as_if_recording, is_foreign
 
 _LAID_OUT = {
     "aten.as_strided.default": 0,
@@ -24,8 +24,10 @@ _SEEDED = {"aten._scaled_dot_product_efficient_attention_backward.default": (7, 
 def runnable(node: fx.Node, device: torch.device) -> Callable[..., Any]:
     """The function to call on a device for a node's target where gradients are not recorded."""
     target = cast(Callable[..., Any], node.target)
+    if is_foreign(target):  # whose formula may have made a gradient contiguous
+        return _with_strides(target, list(map(_strides, node.args)))
     if (position := _LAID_OUT.get(str(target))) is not None:
-        return _with_strides(target, position, cast(fx.Node, node.args[position]).meta["val"].stride())
+        return _with_strides(target, [_strides(a) if i == position else None for i, a in enumerate(node.args)])
     if device.type == "cuda" and (positions := _SEEDED.get(str(target))) is not None:
         return with_seeds_on_host(target, positions)
     if target is torch.ops.aten.view_as_real.default:  # a gradient that comes in may be one to be conjugated
@@ -44,17 +46,26 @@ def runnable(node: fx.Node, device: torch.device) -> Callable[..., Any]:
     return with_workspace
 
 
-def _with_strides(target: Callable[..., Any], position: int, strides: tuple[int, ...]) -> Callable[..., Any]:
-    """The function, with a copy of the argument at a position where that has other strides."""
+def _strides(argument: Any) -> Any:
+    """Those that an argument of a node has in the trace, a list of them for a list; None where it has none."""
+    if isinstance(argument, (list, tuple)):
+        return list(map(_strides, argument))
+    value = argument.meta.get("val") if isinstance(argument, fx.Node) else None
+    return value.stride() if isinstance(value, torch.Tensor) and value.layout == torch.strided else None
 
-    def call(*args: Any, **named: Any) -> Any:
-        value = args[position]
-        if value.stride() == strides:
-            return target(*args, **named)
-        laid_out = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
-        return target(*args[:position], laid_out, *args[position + 1 :], **named)
 
-    return call
+def _laid_out(value: Any, strides: Any) -> Any:
+    """The value, or a copy with these strides where it has others."""
+    if isinstance(strides, list):
+        return type(value)(map(_laid_out, value, strides))
+    if strides is None or value.stride() == strides:
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def _with_strides(target: Callable[..., Any], strides: list[Any]) -> Callable[..., Any]:
+    """The function, with copies of those arguments that have others than these strides, as far as there are any."""
+    return lambda *args, **named: target(*map(_laid_out, args, strides), **named)
 
 
 def with_seeds_on_host(target: Callable[..., Any], positions: tuple[int, ...]) -> Callable[..., Any]:

@@ -216,6 +216,7 @@ class PostedChannels(Channels):
         (_, stride), tag = self._like(tensor), self._tag(tensor)
 
         def give(value: torch.Tensor) -> None:
+            value = value.resolve_conj().resolve_neg()  # memory is sent, and no lazy bits
             if value.stride() != stride:
                 value = torch.empty_strided(value.size(), stride, dtype=value.dtype, device=value.device).copy_(value)
             self._keep(value, cast(dist.Work, dist.isend(_flat(value), target, self._group.process_group, tag)), gone)
