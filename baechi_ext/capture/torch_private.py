@@ -11,7 +11,7 @@ import gc
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ def joint_graph(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> 
         stack.enter_context(without_autocast)
         stack.enter_context(_recurrent_layers_written_out())
         stack.enter_context(lstm_states_as_they_are())
+        stack.enter_context(_ops_as_they_are())
         return aot_export_joint_with_descriptors(stack, module, tuple(inputs)).graph_module
 
 
@@ -122,6 +123,48 @@ def lstm_states_as_they_are() -> Iterator[None]:
         yield
     finally:
         decompositions.one_layer_lstm = layer
+
+
+_WHOLE = "multi_margin_loss multilabel_margin_loss_forward upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d "
+_WHOLE += "upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d"
+"""Ops that torch writes out in a trace so that they compute something else: losses of labels behind the first -1, gradients of ties, and
+interpolation where the size stays, or doubles, by a scale that is not 1 or 2."""
+
+
+@contextlib.contextmanager
+def _ops_as_they_are() -> Iterator[None]:
+    """While a step is traced, ops stay whole that would compute something else then, and dropout returns its input itself where it drops
+    nothing, and draws nothing where it drops all, as without a trace. Raises MissingBackendError."""
+    import torch
+
+    def dropout(value: "torch.Tensor", p: float, train: bool) -> Any:
+        if not train or p == 0:
+            return value
+        return value * value.new_zeros(()) if p == 1 else written_out(value, p, train)
+
+    with contextlib.ExitStack() as stack:
+        with needed("capturing a step"):
+            keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+            of_dropout: Any = torch.ops.aten.dropout.default
+            written_out = of_dropout.py_kernels.get(keys[1])
+            stack.enter_context(_kernels(of_dropout, dict.fromkeys(keys, dropout)))
+            for packet in (getattr(torch.ops.aten, name) for name in _WHOLE.split()):
+                for overload in packet.overloads():
+                    stack.enter_context(_kernels(getattr(packet, overload), dict.fromkeys(keys)))
+        yield
+
+
+@contextlib.contextmanager
+def _kernels(op: Any, others: Mapping[Any, Callable[..., Any] | None]) -> Iterator[None]:
+    """Within, an op has others of those kernels that are written in Python and that it has; None: none."""
+    before = {key: op.py_kernels.pop(key) for key in others if key in op.py_kernels}
+    op.py_kernels.update({key: others[key] for key in before if others[key] is not None})
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        op.py_kernels.update(before)
+        op._dispatch_cache.clear()
 
 
 def descriptors() -> ModuleType:

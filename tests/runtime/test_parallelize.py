@@ -246,7 +246,47 @@ def test_an_input_that_is_changed_through_a_dropout_is_changed(verify_steps: int
         for module, own in zip((model, placed), given, strict=True):
             module(own).sum().backward()
         assert torch.equal(*given)
-    assert "changes one of its inputs in place" in report(placed).refusal
+    assert "in place" in report(placed).refusal
+
+
+def interpolated(mode: str, scale: float, size: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    return lambda h: nn.functional.interpolate(h.view(1, 1, *size), scale_factor=scale, mode=mode)
+
+
+OTHERWISE_IN_A_TRACE: dict[str, Callable[[Tensor], Tensor]] = {
+    "labels behind -1": lambda h: nn.functional.multilabel_margin_loss(h[:, :7], torch.tensor([[3, 0, -1, 1, 2, 2, 2]]).expand(len(h), 7)),
+    "a tie": lambda h: nn.functional.multi_margin_loss(h * 0, torch.ones(len(h), dtype=torch.long)),
+    "linear": interpolated("linear", 1.1, (8,)), "bilinear": interpolated("bilinear", 1.1, (2, 4)),
+    "nearest": interpolated("nearest", 2.1, (2, 4)), "bicubic": interpolated("bicubic", 1.1, (2, 4)),
+    "a dropout's input": lambda h: (lambda y: (y[:, :3].zero_(), h.sum() + y.sum())[1])(nn.functional.dropout(h, 0.0)),
+    "nothing is left": lambda h: nn.functional.dropout(h, 1.0) + torch.rand(8),
+}  # fmt: skip
+
+
+class Otherwise(nn.Linear):
+    def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(6, 8)
+        self.compute = compute
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(super().forward(x))
+
+
+@pytest.mark.parametrize("name", OTHERWISE_IN_A_TRACE)
+def test_ops_compute_what_they_compute_without_a_trace(name: str) -> None:
+    torch.manual_seed(10)
+    model = Otherwise(OTHERWISE_IN_A_TRACE[name])
+    placed = place(copy.deepcopy(model), verify_steps=0)
+    for _ in range(3):
+        x, found = torch.randn(1, 6), []
+        for module in (model, placed):
+            module.zero_grad()
+            torch.manual_seed(11)
+            out = module(x)
+            out.sum().backward()
+            found.append((out.detach(), module.weight.grad, torch.rand(1)))
+        assert all(map(torch.equal, *found))
+    assert report(placed).placed_steps == 2
 
 
 def test_calls_under_way_at_the_same_time() -> None:
