@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from baechi_ext.capture import torch_private
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.measure.timing import WARMUP
 
@@ -82,8 +83,11 @@ functional.cross_entropy(Head()(torch.randn(2, 16, 8)), torch.randint(0, 3, (2, 
 """
 
 
-def test_what_rounding_alone_makes_of_a_gradient_is_held_against_double_precision(run: Run, script: Path, tmp_path: Path) -> None:
-    """As verified calls are: such a bias' gradient is rounding alone, and interpolation rounds otherwise in a captured step."""
+def test_what_rounding_alone_makes_of_a_gradient_is_held_against_double_precision(
+    run: Run, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As verified calls are: such a bias' gradient is rounding alone, and interpolation that is written out rounds otherwise."""
+    monkeypatch.setattr(torch_private, "_WHOLE", "multi_margin_loss")
     script.write_text(INTERPOLATES)
     code, out, err = run("compare", "--placement_methods=random", "--num_steps=1", "--json", script)
     assert code == 0, err
