@@ -83,7 +83,7 @@ def test_the_speedup_is_over_the_fastest_device(run: baechi_ext.Run, speeds: tup
 
 
 def test_one_device_is_the_fastest_of_a_run_and_the_first_of_what_runs(one_thread: None) -> None:
-    """What runs a plan runs its program on the first device beside it, which the report then says."""
+    """A plan that runs has its program on the first device run beside it, which the report then says."""
     model, x = Mixture(), torch.randn(16, 32)
     slower = baechi_ext.Cluster((baechi_ext.Device("cpu:0", speed=0.5), baechi_ext.Device("cpu:1")), baechi_ext.Link(latency_us=1.0))
     run = baechi_ext.plan(model, (x,), devices=slower, method="round_robin")
@@ -183,7 +183,7 @@ def test_a_links_speed_is_all_that_a_byte_takes() -> None:
 
 
 def test_links_of_one_device_have_to_be_given() -> None:
-    """What a byte takes is not enough: transfers would start in no time."""
+    """A speed in bytes alone is not enough: transfers would start in no time."""
     alone = baechi_ext.plan(graph_of({"a": 1.0}), devices=baechi_ext.Cluster((baechi_ext.Device("cpu:0"),)))
     for link in (None, "25GB/s"):
         with pytest.raises(OptionError, match="no link was measured, and 2 devices need one; give .* link=baechi_ext.Link"):
