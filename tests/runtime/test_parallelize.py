@@ -143,7 +143,7 @@ def twice_backward(gradients: list[Tensor]) -> Tensor:
 twice.register_fake(torch.empty_like)
 twice_backward.register_fake(lambda gradients: torch.empty(gradients[0].shape))
 twice.register_autograd(lambda _, gradient: twice_backward([gradient.contiguous()]))
-READ_FLAT = {
+READ_FLAT = {  # with a backward op that reads a gradient by the strides it was traced with
     "another library": lambda own, h: twice(h),
     "group norm": lambda own, h: nn.functional.group_norm(h.view(5, 4, 2, 2), 2, own.scale, own.scale),
     "weight norm": lambda own, h: own.normed.weight * h.mean(),
@@ -153,11 +153,11 @@ READ_FLAT = {
 }
 
 
-class ReadFlat(nn.Linear):
-    """Returns what has a backward op that reads a gradient by the strides it was traced with."""
+class Computing(nn.Linear):
+    """Returns something computed from a layer's output, and perhaps from parameters of its own."""
 
-    def __init__(self, compute: Callable[[nn.Module, Tensor], Tensor]) -> None:
-        super().__init__(6, 16)
+    def __init__(self, compute: Callable[[nn.Module, Tensor], Tensor], width: int = 16) -> None:
+        super().__init__(6, width)
         self.scale, self.normed, self.compute = nn.Parameter(torch.rand(4)), weight_norm(nn.Linear(6, 4)), compute
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class ReadFlat(nn.Linear):
 @pytest.mark.parametrize("name", READ_FLAT)
 def test_gradients_that_autograd_makes_contiguous_may_come_in_with_other_strides(name: str) -> None:
     torch.manual_seed(7)
-    model = ReadFlat(READ_FLAT[name])
+    model = Computing(READ_FLAT[name])
     placed = place(copy.deepcopy(model), verify_steps=0)
     for turn in range(5):
         x = torch.randn(5, 6)
@@ -263,19 +263,10 @@ OTHERWISE_IN_A_TRACE: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-class Otherwise(nn.Linear):
-    def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(6, 8)
-        self.compute = compute
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.compute(super().forward(x))
-
-
 @pytest.mark.parametrize("name", OTHERWISE_IN_A_TRACE)
 def test_ops_compute_what_they_compute_without_a_trace(name: str) -> None:
     torch.manual_seed(10)
-    model = Otherwise(OTHERWISE_IN_A_TRACE[name])
+    model = Computing(lambda _, h: OTHERWISE_IN_A_TRACE[name](h), 8)
     placed = place(copy.deepcopy(model), verify_steps=0)
     for _ in range(3):
         x, found = torch.randn(1, 6), []
